@@ -1,0 +1,62 @@
+/* launch.h - who am I, how many are we, and a key-value store to find one another.
+ *
+ * Three launchers behind one interface: Slurm PMI2 (libpmi2 opened at run time), RANK / WORLD_SIZE /
+ * MASTER_ADDR / MASTER_PORT of other schedulers, and the built-in local launcher, which forks the
+ * ranks on this machine. Precedence: RANK/WORLD_SIZE, PMI2, a world given by the config (local
+ * launcher), one process. All errors die with EXIT_LAUNCH and say what was found and what to do. */
+#ifndef TRIDENT_PARALLEL_LAUNCH_H
+#define TRIDENT_PARALLEL_LAUNCH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct Launch Launch;
+
+typedef struct {
+    int world_size;   /* from the config; 0: not known (takes what the launcher says, else 1) */
+    double timeout_s; /* for every wait at start-up */
+    uint64_t config_hash; /* ranks that run another config or executable are refused by name */
+} LaunchOptions;
+
+/* What the environment says, without starting anything: the world size of the launcher, or 0. */
+int launch_detect_world_size(void);
+
+/* Local launcher: the calling process forks the ranks and stays as their parent: it serves the
+ * store, forwards signals, reaps, and calls exit() itself with the run's status (the status of the
+ * first rank that failed); this function returns in the ranks only. Other launchers: connects. */
+Launch *launch_start(const LaunchOptions *options);
+int launch_rank(const Launch *launch);
+int launch_size(const Launch *launch);
+const char *launch_kind(const Launch *launch); /* "local", "pmi2", "env", "single" */
+
+/* Values of any length; keys up to 63 bytes. put is visible to get after the next fence. get dies
+ * where the key is missing. *bytes is set; the caller frees. */
+void launch_put(Launch *launch, const char *key, const void *value, size_t bytes);
+void *launch_get(Launch *launch, int from_rank, const char *key, size_t *bytes);
+void launch_fence(Launch *launch, const char *what);
+
+/* The per-job secret of every TCP listener, the same on all ranks. */
+void launch_secret(const Launch *launch, uint8_t secret[16]);
+/* The host name that this rank reports (TRIDENT_TEST_HOSTNAME overrides it, to simulate nodes). */
+const char *launch_host(const Launch *launch);
+
+/* Control connections and the watchdog thread: tells every rank within a second when a rank dies,
+ * hangs up or reports an error, names it, and ends this process with EXIT_PEER_LOST (or the status
+ * the peer reported). Call after the first fence; also sets the die hook. */
+void launch_watch_start(Launch *launch);
+/* What this rank is doing, for the peers' last words: static or long-lived text. */
+void launch_watch_phase(const char *phase, int64_t step);
+/* The named operation must end within the limit, else this rank says so, tells the peers and exits
+ * with EXIT_HANG. limit_s 0: none. Used around steps; comm has its own per-wait deadlines. */
+void launch_watch_deadline(double limit_s);
+
+/* Orderly end: after it a closing connection is no loss. */
+void launch_finish(Launch *launch);
+
+/* For tests and other listeners: a TCP listener / connection that only peers with the secret pass. */
+int launch_listen(const Launch *launch, char address[256]); /* fd; address "host:port" to publish */
+int launch_accept(const Launch *launch, int listener, int *peer_rank, double timeout_s);
+int launch_connect(const Launch *launch, const char *address, double timeout_s);
+
+#endif
