@@ -1,0 +1,103 @@
+/* init.c - threads and path of the CPU kernels, and the sharing out of chunks.
+ * In: kernels_init once per process.  Out: answers for the operations.
+ * Invariants: with one thread nothing here touches OpenMP; which thread runs a chunk never shows in
+ * the result. The three values below are properties of the process, as the CPU itself is. */
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "kernels/cpu/common.h"
+#include "kernels/cpu/peak.h"
+#include "kernels/kernels.h"
+
+/* Set by OpenBLAS builds with threads of their own; absent from the serial build and from other BLAS. */
+extern void openblas_set_num_threads(int threads) __attribute__((weak));
+
+static struct {
+    int threads;         /* 0: kernels_init was not called */
+    bool force_portable;
+    double peak_flops[2]; /* fp32, fp64; 0: not measured yet */
+} state;
+
+void kernels_init(int threads) {
+    REQUIRE(threads >= 1);
+    state.threads = threads;
+    state.peak_flops[0] = state.peak_flops[1] = 0.0;
+    /* Panels are handed to single-threaded calls; a second pool of threads would fight with ours and
+     * make sums depend on their number. */
+    if (openblas_set_num_threads) openblas_set_num_threads(1);
+}
+
+int kernels_threads(void) { return state.threads > 0 ? state.threads : 1; }
+
+static bool cpu_has_avx2(void) {
+#if KERNELS_X86
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+    return false;
+#endif
+}
+
+bool kernels_avx2_chosen(void) { return !state.force_portable && cpu_has_avx2(); }
+
+const char *kernels_path(void) { return kernels_avx2() ? "avx2" : "portable"; }
+
+void kernels_force_portable(bool portable) { state.force_portable = portable; }
+
+void share_chunks(int64_t count, ChunkFunction run, void *args) {
+    int threads = (int)min_i64(kernels_threads(), count);
+    if (threads <= 1) {
+        for (int64_t i = 0; i < count; i++) run(args, i);
+        return;
+    }
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t i = 0; i < count; i++) run(args, i);
+}
+
+void share_tasks(int64_t count, ChunkFunction run, void *args) {
+    int threads = (int)min_i64(kernels_threads(), count);
+    if (threads <= 1) {
+        for (int64_t i = 0; i < count; i++) run(args, i);
+        return;
+    }
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (int64_t i = 0; i < count; i++) run(args, i);
+}
+
+/* ---- multiply-add peak ---- */
+
+typedef struct {
+    DType dtype;
+    int64_t iterations;
+    double sink[]; /* one a task: keeps the arithmetic alive */
+} PeakArgs;
+
+static void peak_task(void *args, int64_t index) {
+    PeakArgs *a = args;
+    if (kernels_avx2()) {
+        a->sink[index] = peak_loop_avx2(a->dtype, a->iterations);
+    } else {
+        a->sink[index] = peak_loop_portable(a->dtype, a->iterations);
+    }
+}
+
+double kernels_peak_flops(DType dtype) {
+    REQUIRE(dtype == DT_F32 || dtype == DT_F64);
+    double *peak = &state.peak_flops[dtype == DT_F64];
+    if (*peak > 0.0) return *peak;
+    int threads = kernels_threads();
+    PeakArgs *args = xcalloc(1, sizeof(PeakArgs) + sizeof(double) * (uint64_t)threads);
+    args->dtype = dtype;
+    args->iterations = 20000;
+    double flops = peak_loop_flops(dtype, kernels_avx2()) * (double)args->iterations * threads;
+    /* The best of many short tries: a single long one would count a neighbour's work as ours. */
+    double start_s = clock_s(), best = 0.0;
+    do {
+        double try_s = clock_s();
+        share_chunks(threads, peak_task, args);
+        double rate = flops / (clock_s() - try_s);
+        if (rate > best) best = rate;
+    } while (clock_s() - start_s < 0.02);
+    free(args);
+    *peak = best;
+    return best;
+}
