@@ -15,8 +15,10 @@ typedef struct TokenFile TokenFile;
 TokenFile *token_file_open(const char *path, Error *err);
 void token_file_close(TokenFile *file);
 int64_t token_file_tokens(const TokenFile *file);
+/* Megatron: as the .idx has it, empty ones too. llm.c: counted by reading all tokens; -1 where that fails. */
 int64_t token_file_documents(const TokenFile *file);
 const char *token_file_format(const TokenFile *file); /* "megatron", "llm.c" */
+const char *token_file_type(const TokenFile *file);   /* "uint16", "int32", ... */
 /* Tokens [first, first + count) of the packed stream. doc_start (may be NULL): for each, the stream
  * position of the first token of its document. A token >= vocab is an error with file, position and
  * document. -1 with err. */
@@ -36,6 +38,7 @@ typedef struct {
 
 DataSource *data_open(const DataOptions *options, Error *err);
 void data_close(DataSource *source);
+int64_t data_seq_len(const DataSource *source);
 int data_corpora(const DataSource *source);
 const char *data_corpus_path(const DataSource *source, int corpus);
 int64_t data_corpus_tokens(const DataSource *source, int corpus);
@@ -46,9 +49,11 @@ uint64_t data_fingerprint(const DataSource *source);
 /* What the weights mean for this many samples: tokens and epochs per corpus, printed at start. */
 void data_print(const DataSource *source, int64_t samples);
 
-/* Per-corpus counters after `samples` global samples from the start of the present blend; base is
- * what they were when the blend began (all zero for a new run). data_set_base continues a run with
- * the counters of its checkpoint from global sample `first_sample` on. */
+/* How many samples of each corpus the run has used before global sample `samples` (counted over the whole
+ * run, not below first_sample). data_set_base continues a run with the counters of its checkpoint from
+ * global sample `first_sample` on (all zero for a new run). The place in the blend's period is the global
+ * sample number itself, so a run continued with the same blend draws what it would have drawn without a
+ * stop, and one continued with another blend goes on in each corpus where it was. Before loader_start. */
 void data_counters(const DataSource *source, int64_t samples, int64_t *counters);
 void data_set_base(DataSource *source, int64_t first_sample, const int64_t *counters);
 
