@@ -51,7 +51,7 @@ static char *columns(const Model *m, void *rows, int64_t first) {
 
 static AttentionShape attention_shape(const Model *m, const Slot *slot) {
     const Dims *d = &m->dims;
-    return (AttentionShape){.B = d->B, .T = d->T, .T_keys = d->T, .H = d->H_local, .KV = d->KV_local, .D = d->D,
+    return (AttentionShape){.B = d->B, .T = d->T, .T_keys = d->T_past + d->T, .H = d->H_local, .KV = d->KV_local, .D = d->D,
                             .ld_q = d->QKV_local, .ld_kv = d->QKV_local, .ld_out = d->H_local * d->D,
                             .doc_start = m->config->mask_documents ? slot->doc_start : NULL};
 }
@@ -72,8 +72,8 @@ static const void *attention_half(Model *m, const BlockTensors *w, BlockActivati
     const MatmulEpilogue bias = {.kind = EPILOGUE_BIAS, .bias = w->qkv_b};
     project(m, a->qkv, tensor_tokens(m, a->n1), w->qkv_w, d->C, d->QKV_local, w->qkv_b ? &bias : NULL);
     rotate(m, a->qkv, slot, false);
-    attention_forward(a->att, a->lse, a->qkv, columns(m, a->qkv, d->H_local * d->D),
-                      columns(m, a->qkv, (d->H_local + d->KV_local) * d->D), &shape, dtype, m->compute);
+    char *k = columns(m, a->qkv, d->H_local * d->D - d->T_past * d->QKV_local);
+    attention_forward(a->att, a->lse, a->qkv, k, columns(m, k, d->KV_local * d->D), &shape, dtype, m->compute);
     project(m, m->work.partial, a->att, w->out_w, d->H_local * d->D, d->C, NULL);
     return tensor_sum(m);
 }

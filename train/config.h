@@ -74,6 +74,9 @@ typedef struct Config {
  * values and the nearest known key, to `errors`. Returns the number of errors; 0: *config is filled
  * and config_free frees it. No file but the config's own, no device, no socket is touched. */
 int config_load(Config *config, const char *path, char *const *overrides, int n_overrides, FILE *errors);
+/* The same from text; name stands for the file in messages; `include` is an error. */
+int config_load_text(Config *config, const char *text, const char *name, char *const *overrides, int n_overrides,
+                     FILE *errors);
 /* Divisions that need the world (data = 0 takes what is left); prints what it derives as an
  * equation when `out` is not NULL. Number of errors, as above. world: ranks of the launcher, or 0. */
 int config_resolve_world(Config *config, int world, FILE *errors);

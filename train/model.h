@@ -19,6 +19,7 @@
 
 typedef struct {
     int64_t B, T, N, N_local, C, D;
+    int64_t T_past;      /* tokens of the sequence before these rows, kept in the rows before (generation); else 0 */
     int64_t H_local, KV_local;
     int64_t QKV_local;   /* (H_local + 2 KV_local) * D: columns of the fused query, key, value product */
     int64_t F_local;

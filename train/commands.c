@@ -1,0 +1,201 @@
+/* commands.c - the subcommands that are a few lines over other modules: train, eval, inspect, tokenize,
+ * help. In: words of the command line. Out: exit status. */
+#include "train/commands.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "data/tokenizer.h"
+#include "kernels/kernels.h"
+#include "train/checkpoint.h"
+#include "train/evaluate.h"
+#include "train/resume.h"
+#include "train/run.h"
+
+#define COMMAND_LINE(usage_text, option_table)                                                    \
+    {                                                                                             \
+        .usage = usage_text, .options = option_table, .n_options = sizeof option_table / sizeof *option_table, \
+        .argc = argc, .argv = argv                                                                \
+    }
+
+/* The one word that a command needs. */
+static const char *single_word(const CommandLine *line, const char *what) {
+    char **words;
+    int n = command_words(line, &words);
+    if (n == 0) usage_error(line, "%s is missing", what);
+    if (n > 1) usage_error(line, "%d words (%s, %s, ...) where one is expected: %s", n, words[0], words[1], what);
+    const char *word = words[0];
+    free(words);
+    return word;
+}
+
+static const Option train_options[] = {
+    {"--set", "section.key=value", "override a setting; may be repeated", true},
+    {"--print-config", NULL, "print the resolved settings with the origin of each, and stop", false},
+};
+
+int command_train(int argc, char **argv) {
+    const CommandLine line = COMMAND_LINE("trident train CONFIG [--set section.key=value]... [--print-config]",
+                                          train_options);
+    const char *path = single_word(&line, "the config file");
+    char **overrides;
+    int n = option_values(&line, "--set", &overrides);
+    const bool print_only = option_value(&line, "--print-config") != NULL;
+    Prepared prepared;
+    prepare(&prepared, path, overrides, n, !print_only, !print_only);
+    if (print_only) {
+        config_print_origins(&prepared.config, stdout);
+        return EXIT_DONE;
+    }
+    Launch *launch = ranks_start(&prepared.config);
+    int status = run_training(&prepared, launch);
+    prepared_free(&prepared);
+    free(overrides);
+    return status;
+}
+
+static const Option eval_options[] = {
+    {"--set", "section.key=value", "override a setting; may be repeated", true},
+    {"--data", "PREFIX", "token file to evaluate on (default: data.valid)", false},
+    {"--checkpoint", "DIR", "checkpoint (default: the newest in checkpoint.dir)", false},
+};
+
+/* Loads the weights that eval wants. */
+static int64_t load_weights(Trainer *t, const char *dir) {
+    Error err = {0};
+    char *step_dir = checkpoint_find(dir, &err);
+    if (!step_dir) {
+        if (err.status) die_error(&err);
+        die(EXIT_CHECKPOINT, "%s: there is no complete checkpoint", dir);
+    }
+    CheckpointState state;
+    if (checkpoint_read_state(step_dir, &state, &err) != 0) die_error(&err);
+    int n;
+    CheckpointPiece *pieces = trainer_pieces(t, false, &n);
+    if (checkpoint_load(step_dir, pieces, n, &err) != 0) die_error(&err);
+    trainer_pieces_free(pieces, n);
+    int64_t step = state.step;
+    checkpoint_state_free(&state);
+    free(step_dir);
+    return step;
+}
+
+static int run_eval(Prepared *p, Launch *launch, const char *checkpoint) {
+    const Config *c = &p->config;
+    kernels_init(rank_threads(c, launch));
+    const CommOptions options = {.timeout_s = c->timeout_s};
+    Comm *comm = comm_create(launch, &options);
+    Trainer trainer;
+    trainer_create(&trainer, c, launch, comm, false, false);
+    int64_t step = load_weights(&trainer, checkpoint), tokens = 0;
+    const int64_t windows = source_windows(p->valid);
+    double loss = evaluate_windows(&trainer, p->valid, windows, &tokens);
+    if (trainer.grid.rank == 0) {
+        printf("step %" PRId64 ": %" PRId64 " windows, %" PRId64 " tokens: loss %.9g nats a token, perplexity %.6g\n",
+               step, windows, tokens, loss, exp(loss));
+        fflush(stdout);
+    }
+    launch_finish(launch);
+    trainer_destroy(&trainer);
+    comm_destroy(comm);
+    return isfinite(loss) ? EXIT_DONE : EXIT_NUMBERS;
+}
+
+int command_eval(int argc, char **argv) {
+    const CommandLine line = COMMAND_LINE(
+        "trident eval CONFIG [--data PREFIX] [--checkpoint DIR] [--set section.key=value]...", eval_options);
+    const char *path = single_word(&line, "the config file");
+    char **overrides, *data = NULL;
+    int n = option_values(&line, "--set", &overrides);
+    if (option_value(&line, "--data")) {
+        data = xasprintf("data.valid=%s", option_value(&line, "--data"));
+        overrides[n++] = data;
+    }
+    Prepared prepared;
+    prepare(&prepared, path, overrides, n, false, true);
+    if (!prepared.valid) usage_error(&line, "no data to evaluate on: set data.valid, or give --data PREFIX");
+    const char *checkpoint = option_value(&line, "--checkpoint");
+    Launch *launch = ranks_start(&prepared.config);
+    int status = run_eval(&prepared, launch, checkpoint ? checkpoint : prepared.config.checkpoint_dir);
+    prepared_free(&prepared);
+    free(overrides);
+    free(data);
+    return status;
+}
+
+static const Option inspect_options[] = {
+    {"--verify", NULL, "read everything and check the sums", false},
+};
+
+static int inspect_tokens(const char *path, Error *err) {
+    TokenFile *file = token_file_open(path, err);
+    if (!file) return -1;
+    printf("%s: %s, %" PRId64 " tokens in %" PRId64 " documents\nfirst tokens:", path, token_file_format(file),
+           token_file_tokens(file), token_file_documents(file));
+    int32_t tokens[16];
+    const int64_t n = min_i64(16, token_file_tokens(file));
+    int rc = token_file_read(file, 0, n, INT32_MAX, tokens, NULL, err);
+    for (int64_t i = 0; rc == 0 && i < n; i++) printf(" %d", tokens[i]);
+    printf("\n");
+    token_file_close(file);
+    return rc;
+}
+
+int command_inspect(int argc, char **argv) {
+    const CommandLine line = COMMAND_LINE("trident inspect PATH [--verify]", inspect_options);
+    const char *path = single_word(&line, "a checkpoint directory or a token file");
+    struct stat facts;
+    Error err;
+    int rc;
+    if (stat(path, &facts) == 0 && S_ISDIR(facts.st_mode)) {
+        rc = checkpoint_inspect(path, option_value(&line, "--verify") != NULL, stdout, &err);
+    } else {
+        rc = inspect_tokens(path, &err);
+    }
+    if (rc == 0) return EXIT_DONE;
+    fprintf(stderr, "error: %s\n", err.message);
+    return err.status;
+}
+
+static const Option tokenize_options[] = {
+    {"--tokenizer", "bytes|DIR", "bytes, or a directory with vocab.json and merges.txt", false},
+    {"--out", "PREFIX", "writes PREFIX.bin and PREFIX.idx", false},
+    {"--document-line", "TEXT", "a line that is exactly this separates documents", false},
+    {"--threads", "N", "default: all cores", false},
+};
+
+int command_tokenize(int argc, char **argv) {
+    const CommandLine line = COMMAND_LINE("trident tokenize --tokenizer bytes|DIR --out PREFIX TEXT...",
+                                          tokenize_options);
+    char **words;
+    TokenizeOptions options = {.n_inputs = command_words(&line, &words)};
+    options.inputs = words;
+    options.tokenizer = option_value(&line, "--tokenizer");
+    options.out_prefix = option_value(&line, "--out");
+    options.document_line = option_value(&line, "--document-line");
+    options.threads = (int)option_int(&line, "--threads", sysconf(_SC_NPROCESSORS_ONLN), 1, 1024);
+    if (!options.tokenizer) usage_error(&line, "--tokenizer is missing");
+    if (!options.out_prefix) usage_error(&line, "--out is missing");
+    if (!options.n_inputs) usage_error(&line, "no text file is given");
+    Error err;
+    int rc = tokenize_files(&options, &err);
+    free(words);
+    if (rc == 0) return EXIT_DONE;
+    fprintf(stderr, "error: %s\n", err.message);
+    return err.status;
+}
+
+int command_help(int argc, char **argv) {
+    if (argc > 1) {
+        fprintf(stderr, "error: help takes one topic, %d are given\n", argc);
+        return EXIT_CONFIG;
+    }
+    return config_help(argc ? argv[0] : NULL, stdout, stderr) == 0 ? EXIT_DONE : EXIT_CONFIG;
+}

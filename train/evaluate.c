@@ -1,0 +1,58 @@
+/* evaluate.c - held-out windows as micro-batches.
+ * In: data source, number of windows. Out: loss.
+ * Invariant: the result does not depend on the layout, but for rounding. */
+#include "train/evaluate.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+
+int64_t source_windows(const DataSource *source) {
+    int64_t windows = 0;
+    for (int i = 0; i < data_corpora(source); i++) windows += data_corpus_windows(source, i);
+    return windows;
+}
+
+typedef struct {
+    const DataSource *source;
+    int64_t windows, next_micro_batch, seq_len, micro_batch;
+    int data_size, data_rank;
+    Batch batch;
+} WindowReader;
+
+static const Batch *next_windows(void *context, Error *err) {
+    WindowReader *r = context;
+    const int64_t T = r->seq_len;
+    const int64_t first = (r->next_micro_batch++ * r->data_size + r->data_rank) * r->micro_batch;
+    for (int64_t i = 0; i < r->micro_batch; i++) {
+        Batch *b = &r->batch;
+        if (first + i < r->windows) {
+            if (data_sample(r->source, first + i, b->tokens + i * T, b->targets + i * T, b->positions + i * T,
+                            b->doc_start + i * T, err) != 0) return NULL;
+            continue;
+        }
+        for (int64_t t = 0; t < T; t++) {
+            b->tokens[i * T + t] = 0;
+            b->targets[i * T + t] = -1;
+            b->positions[i * T + t] = (int32_t)t;
+            b->doc_start[i * T + t] = 0;
+        }
+    }
+    return &r->batch;
+}
+
+double evaluate_windows(Trainer *t, const DataSource *source, int64_t windows, int64_t *tokens) {
+    const Config *c = t->config;
+    WindowReader reader = {.source = source, .windows = windows, .seq_len = c->seq_len,
+                           .micro_batch = c->micro_batch, .data_size = t->grid.size[DIM_DATA],
+                           .data_rank = t->grid.index[DIM_DATA]};
+    const uint64_t n = (uint64_t)(c->micro_batch * c->seq_len);
+    int32_t *memory = xcalloc(4 * n, sizeof *memory);
+    reader.batch = (Batch){.sequences = c->micro_batch, .tokens = memory, .targets = memory + n,
+                           .positions = memory + 2 * n, .doc_start = memory + 3 * n};
+    const BatchSource batches = {.next = next_windows, .context = &reader};
+    double loss = trainer_evaluate(t, &batches, ceil_div(windows, c->micro_batch * reader.data_size), tokens);
+    free(memory);
+    return loss;
+}

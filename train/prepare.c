@@ -1,0 +1,94 @@
+/* prepare.c - what every command does before it touches devices or peers: config, world, data.
+ * In: command line. Out: checked config and opened data.
+ * Invariant: nothing but the named files has been touched when an error is reported. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "data/tokenizer.h"
+#include "train/run.h"
+
+static void stop_on(int errors) {
+    if (errors) {
+        fprintf(stderr, "%d error%s in the configuration; nothing was started\n", errors, errors == 1 ? "" : "s");
+        exit(EXIT_CONFIG);
+    }
+}
+
+static void stop_on_data(const Error *err) {
+    fprintf(stderr, "error: %s\n", err->message);
+    exit(err->status);
+}
+
+static int64_t tokenizer_size(const char *spec) {
+    if (!spec || !spec[0]) return 0;
+    Error err;
+    Tokenizer *tokenizer = tokenizer_open(spec, &err);
+    if (!tokenizer) stop_on_data(&err);
+    int64_t vocab = tokenizer_vocab(tokenizer);
+    tokenizer_close(tokenizer);
+    return vocab;
+}
+
+static DataSource *open_source(const Config *c, const char *spec, bool shuffle) {
+    Error err;
+    const DataOptions options = {.spec = spec, .seq_len = c->seq_len, .vocab = c->vocab, .seed = c->seed,
+                                 .mask_documents = c->mask_documents, .shuffle = shuffle};
+    DataSource *source = data_open(&options, &err);
+    if (!source) stop_on_data(&err);
+    return source;
+}
+
+void prepare(Prepared *p, const char *path, char *const *overrides, int n_overrides, bool with_train,
+             bool with_valid) {
+    memset(p, 0, sizeof *p);
+    Config *c = &p->config;
+    stop_on(config_load(c, path, overrides, n_overrides, stderr));
+    stop_on(config_resolve_world(c, launch_detect_world_size(), stderr));
+    stop_on(config_resolve_model(c, c->vocab ? 0 : tokenizer_size(c->tokenizer), stderr));
+    if (with_train) p->train = open_source(c, c->train_data, true);
+    if (with_valid && c->valid_data && c->valid_data[0]) p->valid = open_source(c, c->valid_data, false);
+}
+
+void prepared_free(Prepared *p) {
+    if (p->train) data_close(p->train);
+    if (p->valid) data_close(p->valid);
+    config_free(&p->config);
+}
+
+Launch *ranks_start(const Config *config) {
+    char *text = config_text(config);
+    const LaunchOptions options = {.world_size = config->data * config->pipeline * config->tensor,
+                                   .timeout_s = config->timeout_s,
+                                   .config_hash = XXH3_64bits(text, strlen(text))};
+    free(text);
+    Launch *launch = launch_start(&options);
+    log_set_rank(launch_rank(launch), "");
+    if (launch_size(launch) != options.world_size) {
+        die(EXIT_LAUNCH, "the launcher started %d ranks, but data x pipeline x tensor = %d x %d x %d = %d",
+            launch_size(launch), config->data, config->pipeline, config->tensor, options.world_size);
+    }
+    launch_fence(launch, "start");
+    launch_watch_start(launch);
+    return launch;
+}
+
+int rank_threads(const Config *config, Launch *launch) {
+    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    const char *host = launch_host(launch);
+    launch_put(launch, "threads.host", host, strlen(host) + 1);
+    launch_fence(launch, "thread counts");
+    long ranks = 0;
+    for (int rank = 0; rank < launch_size(launch); rank++) {
+        size_t bytes;
+        char *other = launch_get(launch, rank, "threads.host", &bytes);
+        ranks += strcmp(other, host) == 0;
+        free(other);
+    }
+    if (config->threads) return config->threads;
+    return (int)max_i64(1, cores / ranks);
+}

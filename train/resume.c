@@ -1,0 +1,194 @@
+/* resume.c - continuing a run from a checkpoint, and saving one.
+ * In: checkpoint directory, config. Out: trainer and data source as they were.
+ * Invariants: rank 0 chooses, all ranks obey; nothing is changed before everything that the config may
+ * refuse has been looked at. */
+#include "train/resume.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/log.h"
+
+/* Rank 0's text on all ranks; NULL stays NULL. Caller frees. */
+static char *from_first_rank(Group *world, char *text) {
+    if (!world) return text;
+    int64_t *lengths = xcalloc((uint64_t)group_size(world), sizeof *lengths);
+    const bool mine = group_rank(world) == 0 && text;
+    char *all = comm_host_gather(world, text, mine ? (int64_t)strlen(text) + 1 : 0, lengths);
+    free(text);
+    char *result = lengths[0] ? xstrdup(all) : NULL;
+    free(all);
+    free(lengths);
+    return result;
+}
+
+/* The step directory to continue from, or NULL: a new run. */
+static char *choose(const Trainer *t, const char *wanted, bool must_exist) {
+    char *found = NULL;
+    if (t->grid.rank == 0) {
+        Error err = {0};
+        found = checkpoint_find(wanted, &err);
+        if (!found && err.status) die_error(&err);
+        if (!found && must_exist) {
+            die(EXIT_CHECKPOINT, "checkpoint.resume = %s: there is no complete checkpoint", wanted);
+        }
+    }
+    return from_first_rank(t->groups.world, found);
+}
+
+void blend_base_free(BlendBase *base) {
+    free(base->counters);
+    *base = (BlendBase){0};
+}
+
+/* {"blend_first_sample": n, "corpora": [{"path": p, "base": n, "drawn": n}, ...]} */
+static char *blend_to_json(const DataSource *source, const BlendBase *base, const int64_t *drawn) {
+    json_t *corpora = json_array();
+    for (int i = 0; i < data_corpora(source); i++) {
+        json_array_append_new(corpora, json_pack("{s:s, s:I, s:I}", "path", data_corpus_path(source, i), "base",
+                                                 (json_int_t)(base->counters ? base->counters[i] : 0), "drawn",
+                                                 (json_int_t)drawn[i]));
+    }
+    json_t *root = json_pack("{s:I, s:o}", "blend_first_sample", (json_int_t)base->first_sample, "corpora", corpora);
+    char *text = json_dumps(root, JSON_COMPACT);
+    json_decref(root);
+    if (!text) die(EXIT_INTERNAL, "a corpus path is not valid UTF-8");
+    return text;
+}
+
+/* The number that a corpus of the old blend has under `key`; 0 for a corpus that is new. */
+static int64_t old_counter(const json_t *corpora, const char *path, const char *key) {
+    size_t i;
+    json_t *corpus;
+    json_array_foreach(corpora, i, corpus) {
+        const char *name = json_string_value(json_object_get(corpus, "path"));
+        if (name && strcmp(name, path) == 0) return json_integer_value(json_object_get(corpus, key));
+    }
+    return 0;
+}
+
+/* An unchanged mix goes on where it was; a changed one starts at the present sample, each corpus behind
+ * what was already drawn from it, so that nothing repeats. */
+static void restore_blend(DataSource *source, const CheckpointState *state, BlendBase *base) {
+    json_t *root = json_loads(state->extra_json ? state->extra_json : "{}", JSON_REJECT_DUPLICATES, NULL);
+    const json_t *corpora = json_object_get(root, "corpora");
+    const bool same = state->data_fingerprint == data_fingerprint(source);
+    base->n = data_corpora(source);
+    base->counters = xcalloc((uint64_t)base->n, sizeof *base->counters);
+    base->first_sample = same ? json_integer_value(json_object_get(root, "blend_first_sample")) : state->samples;
+    for (int i = 0; i < base->n; i++) {
+        base->counters[i] = old_counter(corpora, data_corpus_path(source, i), same ? "base" : "drawn");
+    }
+    data_set_base(source, base->first_sample, base->counters);
+    json_decref(root);
+}
+
+static bool allowed(const Config *c, const char *key) {
+    const size_t length = strlen(key);
+    const char *p = c->checkpoint_allow ? c->checkpoint_allow : "";
+    while ((p = strstr(p, key)) != NULL) {
+        bool starts = p == c->checkpoint_allow || p[-1] == ',' || p[-1] == ' ';
+        bool ends = p[length] == 0 || p[length] == ',' || p[length] == ' ';
+        if (starts && ends) return true;
+        p += length;
+    }
+    return false;
+}
+
+static void check_may_continue(const Trainer *t, const DataSource *source, const CheckpointState *state,
+                               const char *step_dir) {
+    const Config *c = t->config;
+    FILE *quiet = t->grid.rank == 0 ? stderr : fopen("/dev/null", "w");
+    if (!quiet) quiet = stderr;
+    int refusals = config_compare_resume(c, state->config_text, quiet, quiet);
+    if (quiet != stderr) fclose(quiet);
+    if (refusals) {
+        die(EXIT_CHECKPOINT, "%s was written by a run with other settings (above); change them back, name them in "
+            "checkpoint.allow, or start anew with checkpoint.resume = none and another checkpoint.dir", step_dir);
+    }
+    if (state->data_fingerprint != data_fingerprint(source) && !allowed(c, "data.train")) {
+        die(EXIT_CHECKPOINT, "the files of data.train = %s are not those that %s was trained on (fingerprint "
+            "%016" PRIx64 ", was %016" PRIx64 "); checkpoint.allow = data.train accepts that", c->train_data, step_dir,
+            data_fingerprint(source), state->data_fingerprint);
+    }
+}
+
+static bool same_layout(const Trainer *t, const CheckpointState *state) {
+    return state->grid_size[0] == t->grid.size[DIM_TENSOR] && state->grid_size[1] == t->grid.size[DIM_PIPELINE] &&
+           state->grid_size[2] == t->grid.size[DIM_DATA];
+}
+
+static void load_pieces(Trainer *t, const char *step_dir, bool with_optimizer) {
+    Error err;
+    int n;
+    CheckpointPiece *pieces = trainer_pieces(t, with_optimizer, &n);
+    if (checkpoint_load(step_dir, pieces, n, &err) != 0) die_error(&err);
+    trainer_pieces_free(pieces, n);
+}
+
+static void continue_from(Trainer *t, DataSource *source, BlendBase *base, const char *step_dir) {
+    Error err;
+    CheckpointState state;
+    if (checkpoint_read_state(step_dir, &state, &err) != 0) die_error(&err);
+    check_may_continue(t, source, &state, step_dir);
+    load_pieces(t, step_dir, true);
+    restore_blend(source, &state, base);
+    t->step = state.step;
+    t->skipped = state.skipped;
+    log_info(LOG_CKPT, "resuming from %s: step %" PRId64 ", %" PRId64 " samples, %" PRId64 " tokens", step_dir,
+             state.step, state.samples, state.tokens);
+    if (same_layout(t, &state)) {
+        log_info(LOG_CKPT, "same layout: the run goes on with the bits of one that was never stopped");
+    } else {
+        log_info(LOG_CKPT, "written by tensor %d x pipeline %d x data %d: the state is bit-equal, later sums round "
+                 "differently", state.grid_size[0], state.grid_size[1], state.grid_size[2]);
+    }
+    checkpoint_state_free(&state);
+}
+
+void resume_run(Trainer *t, DataSource *source, BlendBase *base) {
+    const char *resume = t->config->resume;
+    *base = (BlendBase){.n = data_corpora(source)};
+    base->counters = xcalloc((uint64_t)base->n, sizeof *base->counters);
+    if (strcmp(resume, "none") == 0) return;
+    const bool weights = strncmp(resume, "weights:", 8) == 0;
+    const bool automatic = strcmp(resume, "auto") == 0;
+    char *step_dir = choose(t, weights ? resume + 8 : automatic ? t->config->checkpoint_dir : resume, !automatic);
+    if (!step_dir) return;
+    if (weights) {
+        load_pieces(t, step_dir, false);
+        log_info(LOG_CKPT, "a new run with the weights of %s", step_dir);
+    } else {
+        free(base->counters);
+        continue_from(t, source, base, step_dir);
+    }
+    free(step_dir);
+}
+
+int save_run(Trainer *t, const DataSource *source, const BlendBase *base, double last_loss, Error *err) {
+    const Config *c = t->config;
+    if (trainer_check_replicas(t, err) != 0) return -1;
+    int64_t *drawn = xcalloc((uint64_t)base->n, sizeof *drawn);
+    CheckpointState state = {.step = t->step,
+                             .samples = t->step * c->global_batch,
+                             .tokens = t->step * c->global_batch * c->seq_len,
+                             .skipped = t->skipped,
+                             .config_text = config_text(c),
+                             .data_fingerprint = data_fingerprint(source),
+                             .n_corpora = base->n,
+                             .corpus_counters = drawn,
+                             .first_loss = last_loss,
+                             .grid_size = {t->grid.size[DIM_TENSOR], t->grid.size[DIM_PIPELINE],
+                                           t->grid.size[DIM_DATA]}};
+    data_counters(source, state.samples, drawn);
+    state.extra_json = blend_to_json(source, base, drawn);
+    int n;
+    CheckpointPiece *pieces = trainer_pieces(t, true, &n);
+    int rc = checkpoint_save(c->checkpoint_dir, &state, pieces, n, t->groups.world, c->checkpoint_keep, err);
+    trainer_pieces_free(pieces, n);
+    checkpoint_state_free(&state);
+    return rc;
+}

@@ -1,0 +1,237 @@
+/* run.c - the loop of `trident train`.
+ * In: config, data. Out: a trained model in checkpoints, metrics.
+ * Invariants: all ranks take the same decisions at the same step; signals set a flag that the ranks
+ * agree on at step boundaries; a non-finite state is never saved. */
+#include "train/run.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "kernels/kernels.h"
+#include "train/evaluate.h"
+#include "train/metrics.h"
+#include "train/resume.h"
+#include "train/trainer.h"
+
+static volatile sig_atomic_t stop_signal;
+
+static void on_signal(int signal_number) {
+    /* A second Ctrl-C does not wait for the save. */
+    if (stop_signal == SIGINT && signal_number == SIGINT) _exit(128 + SIGINT);
+    stop_signal = signal_number;
+}
+
+static void catch_signals(void) {
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGUSR1, &action, NULL);
+    sigaction(SIGINT, &action, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+typedef struct {
+    Trainer trainer;
+    Prepared *prepared;
+    Launch *launch;
+    BlendBase base;
+    Loader *loader;
+    Metrics *metrics;      /* rank 0 only */
+    double peak_flops;     /* of all ranks' cores together */
+    int64_t mem_bytes;     /* largest arena of all ranks */
+    double data_wait_s;    /* of the present step */
+    double last_loss;
+} Run;
+
+static const Batch *next_batch(void *context, Error *err) {
+    Run *run = context;
+    double wait_s = 0.0;
+    const Batch *batch = loader_next(run->loader, &wait_s, err);
+    run->data_wait_s += wait_s;
+    return batch;
+}
+
+/* The measured multiply-add peak of the cores that this run keeps busy. One rank of each host measures
+ * while the others wait, so that they do not take its time. */
+static double measure_peak(Run *run, int threads) {
+    const Trainer *t = &run->trainer;
+    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    double local = 0.0;
+    int64_t ranks_here = 0;
+    bool leader = true;
+    for (int rank = 0; rank < t->grid.world_size; rank++) {
+        bool here = strcmp(t->seats[rank].host, t->seats[t->grid.rank].host) == 0;
+        ranks_here += here;
+        if (here && rank < t->grid.rank) leader = false;
+    }
+    if (leader) {
+        double busy = (double)min_i64(cores, ranks_here * threads);
+        local = kernels_peak_flops(t->config->dtype) / (double)threads * busy;
+    }
+    if (t->groups.world) comm_host_reduce(t->groups.world, &local, 1, COMM_SUM);
+    return local;
+}
+
+static void print_start(const Run *run, int threads) {
+    const Trainer *t = &run->trainer;
+    const Config *c = t->config;
+    if (t->grid.rank != 0) return;
+    if (t->grid.world_size > 1) {
+        grid_print(&t->grid, t->seats, stderr);
+        layer_map_print(&t->model.map, stderr);
+    }
+    config_print_equation(c, stderr);
+    log_info(LOG_TRAIN, "%s, %" PRId64 " parameters, %s, %d rank%s (%s) x %d thread%s, kernels: %s",
+             c->arch == ARCH_GPT ? "gpt" : "llama", model_parameters(c), dtype_name(c->dtype), t->grid.world_size,
+             t->grid.world_size == 1 ? "" : "s", launch_kind(run->launch), threads, threads == 1 ? "" : "s",
+             kernels_path());
+    log_info(LOG_MEM, "rank 0 holds %zu bytes: parameters %zu, gradients %zu, optimizer %zu, activations %zu, "
+             "communication %zu, workspace %zu", t->arena.bytes, arena_owner_bytes(&t->arena, OWNER_PARAMETERS),
+             arena_owner_bytes(&t->arena, OWNER_GRADIENTS), arena_owner_bytes(&t->arena, OWNER_OPTIMIZER),
+             arena_owner_bytes(&t->arena, OWNER_ACTIVATIONS), arena_owner_bytes(&t->arena, OWNER_COMMUNICATION),
+             arena_owner_bytes(&t->arena, OWNER_WORKSPACE));
+    log_info(LOG_TRAIN, "sequence parallelism %s; no dropout; peak %.1f GFLOP/s measured, %.3f GFLOP a token",
+             c->sequence_parallel_on ? "on" : "off", run->peak_flops * 1e-9, model_flops_per_token(c) * 1e-9);
+    data_print(run->prepared->train, c->total_steps * c->global_batch);
+}
+
+static void open_metrics(Run *run) {
+    const Config *c = run->trainer.config;
+    Error err;
+    if (run->trainer.grid.rank != 0) return;
+    run->metrics = metrics_open(c->log_dir, run->trainer.step, c->log_every, c->tensorboard, &err);
+    if (!run->metrics) die_error(&err);
+    char *text = config_text(c), *path = xasprintf("%s/config.ini", c->log_dir);
+    if (file_write_atomic(path, text, strlen(text), &err, EXIT_CONFIG) != 0) die_error(&err);
+    free(text);
+    free(path);
+}
+
+static void note(Run *run, const char *text) {
+    if (run->metrics) metrics_note(run->metrics, "%s", text);
+}
+
+static void save(Run *run) {
+    Trainer *t = &run->trainer;
+    Error err;
+    const double start_s = clock_s();
+    launch_watch_phase("saving", t->step);
+    if (save_run(t, run->prepared->train, &run->base, run->last_loss, &err) != 0) die_error(&err);
+    if (!run->metrics) return;
+    char *text = xasprintf("saved %s/step-%08" PRId64 " in %.2f s", t->config->checkpoint_dir, t->step,
+                           clock_s() - start_s);
+    note(run, text);
+    free(text);
+}
+
+static double evaluate(Run *run) {
+    const Config *c = run->trainer.config;
+    if (!run->prepared->valid || !c->eval_every) return NAN;
+    const Trainer *t = &run->trainer;
+    if (t->step % c->eval_every != 0 && t->step != c->total_steps) return NAN;
+    const int64_t windows = min_i64(c->eval_batches * c->global_batch, source_windows(run->prepared->valid));
+    return evaluate_windows(&run->trainer, run->prepared->valid, windows, NULL);
+}
+
+/* A step that changed nothing: says so, and stops the run where that goes on and on. */
+static void check_skipped(Run *run, const StepResult *r) {
+    const Trainer *t = &run->trainer;
+    if (!r->skipped) return;
+    if (run->metrics) {
+        metrics_note(run->metrics, "step %" PRId64 " skipped on all ranks: loss %g, gradient norm %g, %" PRId64
+                     " unmasked tokens", t->step, r->loss, r->grad_norm, r->tokens);
+    }
+    if (t->skipped_in_row >= t->config->max_skipped) {
+        die(EXIT_NUMBERS, "%" PRId64 " steps in a row were skipped (last loss %g, gradient norm %g); "
+            "optimizer.max_skipped = %" PRId64 ". The last checkpoint is as it was", t->skipped_in_row, r->loss,
+            r->grad_norm, t->config->max_skipped);
+    }
+}
+
+static void report(Run *run, const StepResult *r, double step_s, double valid_loss) {
+    const Trainer *t = &run->trainer;
+    const Config *c = t->config;
+    if (!run->metrics) return;
+    const double step_tokens = (double)(c->global_batch * c->seq_len);
+    const StepMetrics row = {.step = t->step, .total_steps = c->total_steps, .loss = r->loss,
+                             .grad_norm = r->grad_norm, .lr = r->lr,
+                             .tokens = t->step * c->global_batch * c->seq_len,
+                             .tokens_per_s = step_tokens / step_s, .step_ms = 1e3 * step_s,
+                             .data_wait_ms = 1e3 * run->data_wait_s,
+                             .mfu = model_flops_per_token(c) * step_tokens / step_s / run->peak_flops,
+                             .mem_bytes = run->mem_bytes, .skipped = t->skipped, .valid_loss = valid_loss};
+    metrics_step(run->metrics, &row);
+}
+
+/* True where the run was asked to stop. */
+static bool run_one_step(Run *run, const BatchSource *source) {
+    Trainer *t = &run->trainer;
+    const Config *c = t->config;
+    const double start_s = clock_s();
+    run->data_wait_s = 0.0;
+    launch_watch_deadline(c->timeout_s);
+    const StepResult r = trainer_step(t, source, stop_signal != 0);
+    const double step_s = clock_s() - start_s;
+    if (!r.skipped) run->last_loss = r.loss;
+    check_skipped(run, &r);
+    report(run, &r, step_s, evaluate(run));
+    const bool due = c->checkpoint_every && t->step % c->checkpoint_every == 0;
+    launch_watch_deadline(0.0);
+    if (r.stop || due || t->step == c->total_steps) save(run);
+    return r.stop && t->step < c->total_steps;
+}
+
+static int run_steps(Run *run) {
+    Trainer *t = &run->trainer;
+    const Config *c = t->config;
+    const BatchSource source = {.next = next_batch, .context = run};
+    bool stopped = false;
+    run->loader = loader_start(run->prepared->train, c->micro_batch, c->global_batch, t->grid.size[DIM_DATA],
+                               t->grid.index[DIM_DATA], t->step);
+    while (t->step < c->total_steps && !stopped) stopped = run_one_step(run, &source);
+    loader_stop(run->loader);
+    if (!stopped) return EXIT_DONE;
+    note(run, "stopped by a signal after saving; the same command goes on from here");
+    return EXIT_STOPPED;
+}
+
+static void gather_memory(Run *run) {
+    double bytes = (double)run->trainer.arena.bytes;
+    if (run->trainer.groups.world) comm_host_reduce(run->trainer.groups.world, &bytes, 1, COMM_MAX);
+    run->mem_bytes = (int64_t)bytes;
+}
+
+int run_training(Prepared *prepared, Launch *launch) {
+    const Config *c = &prepared->config;
+    Run run = {.prepared = prepared, .launch = launch, .last_loss = NAN};
+    catch_signals();
+    const int threads = rank_threads(c, launch);
+    kernels_init(threads);
+    const CommOptions options = {.timeout_s = c->timeout_s};
+    Comm *comm = comm_create(launch, &options);
+    trainer_create(&run.trainer, c, launch, comm, true, false);
+    gather_memory(&run);
+    run.peak_flops = measure_peak(&run, threads);
+    print_start(&run, threads);
+    resume_run(&run.trainer, prepared->train, &run.base);
+    int status = EXIT_DONE;
+    if (run.trainer.step >= c->total_steps) {
+        log_info(LOG_TRAIN, "the run is finished: step %" PRId64 " of %" PRId64 " is in %s; raise train.%s to go on",
+                 run.trainer.step, c->total_steps, c->checkpoint_dir, c->tokens ? "tokens" : "steps");
+    } else {
+        open_metrics(&run);
+        status = run_steps(&run);
+        if (run.metrics) metrics_close(run.metrics);
+    }
+    launch_finish(launch);
+    blend_base_free(&run.base);
+    trainer_destroy(&run.trainer);
+    comm_destroy(comm);
+    return status;
+}
