@@ -15,15 +15,10 @@ static void gather_seats(Trainer *t, Launch *launch) {
     const int size = launch_size(launch);
     Seat mine = {0};
     snprintf(mine.host, sizeof mine.host, "%s", launch_host(launch));
-    launch_put(launch, "seat", &mine, sizeof mine);
-    launch_fence(launch, "placement");
-    t->seats = xcalloc((uint64_t)size, sizeof *t->seats);
+    int64_t *lengths = xcalloc((uint64_t)size, sizeof *lengths);
+    t->seats = comm_host_gather(comm_world(t->comm), &mine, sizeof mine, lengths);
+    free(lengths);
     for (int rank = 0; rank < size; rank++) {
-        size_t bytes;
-        Seat *seat = launch_get(launch, rank, "seat", &bytes);
-        REQUIRE(bytes == sizeof *seat);
-        t->seats[rank] = *seat;
-        free(seat);
         for (int other = 0; other < rank; other++) {
             t->seats[rank].local_device += strcmp(t->seats[other].host, t->seats[rank].host) == 0;
         }
