@@ -1,9 +1,10 @@
 /* loader.c - reads a rank's micro-batches ahead, on one thread.
  *
  * In: a DataSource and this rank's place among the data ranks.  Out: micro-batches, in order.
- * Invariants: buffers are made at the start and none later; slot j % SLOTS belongs to the thread while
- * made - taken < SLOTS and j == made, to the caller while j == taken - 1. An error ends the
- * thread and is given to the caller when its turn comes, behind the batches read before it. */
+ * Invariants: buffers are made at the start and none later. Micro-batch j lies in slot j % SLOTS; the caller
+ * uses taken - 1, those from taken to made - 1 are ready, and the thread writes made, which is kept less
+ * than SLOTS away from taken - 1. An error ends the thread and is given to the caller when its turn comes,
+ * behind the batches read before it. */
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -20,7 +21,7 @@ enum { SLOTS = 4 };
 /* A read that takes this long is reported, and this long is given up. */
 static const double WARN_S = 20.0, LIMIT_S = 600.0;
 /* Waiting for more than this share of the time, over at least this long, is reported. */
-static const double SLOW_SHARE = 0.25, SLOW_WINDOW_S = 10.0, SLOW_EVERY_S = 300.0;
+static const double SLOW_SHARE = 0.25, SLOW_WINDOW_S = 4.0, SLOW_EVERY_S = 300.0;
 
 struct Loader {
     const DataSource *source;
