@@ -207,6 +207,26 @@ static void gather_memory(Run *run) {
     run->mem_bytes = (int64_t)bytes;
 }
 
+/* Nothing is left to train. A run that was resumed from elsewhere is saved in its own directory, in the
+ * present layout. */
+static int finished(Run *run) {
+    const Config *c = run->trainer.config;
+    log_info(LOG_TRAIN, "the run is finished: step %" PRId64 " of %" PRId64 "; raise train.%s to go on",
+             run->trainer.step, c->total_steps, c->tokens ? "tokens" : "steps");
+    if (strcmp(c->resume, "auto") != 0) {
+        save(run);
+        log_info(LOG_CKPT, "saved in this layout in %s", c->checkpoint_dir);
+    }
+    return EXIT_DONE;
+}
+
+static int train(Run *run) {
+    open_metrics(run);
+    int status = run_steps(run);
+    if (run->metrics) metrics_close(run->metrics);
+    return status;
+}
+
 int run_training(Prepared *prepared, Launch *launch) {
     const Config *c = &prepared->config;
     Run run = {.prepared = prepared, .launch = launch, .last_loss = NAN};
@@ -220,15 +240,7 @@ int run_training(Prepared *prepared, Launch *launch) {
     run.peak_flops = measure_peak(&run, threads);
     print_start(&run, threads);
     resume_run(&run.trainer, prepared->train, &run.base);
-    int status = EXIT_DONE;
-    if (run.trainer.step >= c->total_steps) {
-        log_info(LOG_TRAIN, "the run is finished: step %" PRId64 " of %" PRId64 " is in %s; raise train.%s to go on",
-                 run.trainer.step, c->total_steps, c->checkpoint_dir, c->tokens ? "tokens" : "steps");
-    } else {
-        open_metrics(&run);
-        status = run_steps(&run);
-        if (run.metrics) metrics_close(run.metrics);
-    }
+    int status = run.trainer.step < c->total_steps ? train(&run) : finished(&run);
     launch_finish(launch);
     blend_base_free(&run.base);
     trainer_destroy(&run.trainer);
