@@ -30,10 +30,9 @@ static const float MAX_START = -1e30f; /* below any score; not infinite, so that
 static void pack_transposed(float *to, const float *from, int64_t ld, int64_t n, int64_t D) {
     for (int64_t j = 0; j < round_up(n, TILE_COLS); j += 8) {
         for (int64_t d = 0; d < D; d += 8) {
-            __m256i mask = tail_mask_epi32(min_i64(D - d, 8));
             __m256 row[8];
             for (int i = 0; i < 8; i++) {
-                row[i] = j + i < n ? _mm256_maskload_ps(from + (j + i) * ld + d, mask) : _mm256_setzero_ps();
+                row[i] = j + i < n ? load_row_ps(from + (j + i) * ld + d, D - d) : _mm256_setzero_ps();
             }
             transpose_8x8(row);
             for (int i = 0; i < 8 && d + i < D; i++) _mm256_store_ps(to + (d + i) * KEYS + j, row[i]);
@@ -47,8 +46,7 @@ static void pack_rows(float *to, const float *from, int64_t ld, int64_t n, int64
     __m256 f = _mm256_set1_ps(factor);
     for (int64_t i = 0; i < n; i++) {
         for (int64_t d = 0; d < Dp; d += 8) {
-            __m256 x = _mm256_maskload_ps(from + i * ld + d, tail_mask_epi32(min_i64(D - d, 8)));
-            _mm256_store_ps(to + i * Dp + d, _mm256_mul_ps(x, f));
+            _mm256_store_ps(to + i * Dp + d, _mm256_mul_ps(load_row_ps(from + i * ld + d, D - d), f));
         }
     }
 }
@@ -60,7 +58,7 @@ typedef struct {
     int64_t first[FORWARD_ROWS], end[FORWARD_ROWS];               /* keys that a row sees */
     int64_t group_first[FORWARD_GROUPS], group_end[FORWARD_GROUPS]; /* that any row of six sees */
     float max[FORWARD_ROWS], sum[FORWARD_ROWS];
-    float q[FORWARD_ROWS * HEAD_SIZE_MAX] ALIGNED;    /* (groups, D, 6), scaled */
+    float q[FORWARD_ROWS * HEAD_SIZE_MAX] ALIGNED;    /* (rows, Dp), scaled */
     float o[FORWARD_ROWS * HEAD_SIZE_MAX] ALIGNED;    /* (rows, Dp), not yet divided by sum */
     float keys_t[HEAD_SIZE_MAX * KEYS] ALIGNED;       /* (D, KEYS) */
     float values[KEYS * HEAD_SIZE_MAX] ALIGNED;       /* (KEYS, Dp) */
@@ -77,8 +75,7 @@ static void forward_load(ForwardTile *f, const AttentionArgs *a, const Attention
         /* Rows behind the last repeat it: they cost nothing extra and need no special case. */
         int64_t row = min_i64(r, f->rows - 1), head = t->head + row / t->tokens, token = t->token + row % t->tokens;
         const float *q = (const float *)a->q + (t->sequence * s->T + token) * s->ld_q + head * s->D;
-        float *to = f->q + r / TILE_ROWS * TILE_ROWS * f->D + r % TILE_ROWS;
-        for (int64_t d = 0; d < f->D; d++) to[d * TILE_ROWS] = q[d] * (float)a->scale;
+        pack_rows(f->q + r * f->Dp, q, 0, 1, f->D, (float)a->scale);
         int64_t first = attention_first_key(s, t->sequence, token), end = attention_end_key(s, token);
         int64_t g = r / TILE_ROWS;
         bool opens = r % TILE_ROWS == 0;
@@ -96,6 +93,7 @@ static void forward_load(ForwardTile *f, const AttentionArgs *a, const Attention
 static void mask_row(float *s, int64_t from, int64_t to, int64_t lo, int64_t hi) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     const __m256 outside = _mm256_set1_ps(-INFINITY);
+    if (lo <= from && to <= hi) return;
     for (int64_t j = from; j < to; j += 8) {
         if (lo <= j && j + 8 <= hi) continue;
         __m256i at = _mm256_add_epi32(lane, _mm256_set1_epi32((int)j));
@@ -119,14 +117,14 @@ static void softmax_row(ForwardTile *f, int64_t r, float *s, int64_t from, int64
         _mm256_store_ps(s + j, p);
         total = _mm256_add_ps(total, p);
     }
-    if (max > old) {
+    if (f->sum[r] > 0.0f && max > old) {
         float shrink = _mm256_cvtss_f32(exp256_nonpositive_ps(_mm256_set1_ps(old - max)));
         __m256 factor = _mm256_set1_ps(shrink);
         float *o = f->o + r * f->Dp;
         for (int64_t d = 0; d < f->Dp; d += 8) _mm256_store_ps(o + d, _mm256_mul_ps(_mm256_load_ps(o + d), factor));
         f->sum[r] *= shrink;
-        f->max[r] = max;
     }
+    f->max[r] = max;
     f->sum[r] += sum256_ps(total);
 }
 
@@ -135,9 +133,9 @@ static void forward_group(ForwardTile *f, int64_t g, int64_t j0, int64_t n) {
     int64_t lo = max_i64(f->group_first[g] - j0, 0), hi = min_i64(f->group_end[g] - j0, n);
     if (lo >= hi) return;
     int64_t from = lo / TILE_COLS * TILE_COLS, to = round_up(hi, TILE_COLS);
-    const float *q = f->q + g * TILE_ROWS * f->D;
+    const float *q = f->q + g * TILE_ROWS * f->Dp;
     for (int64_t j = from; j < to; j += TILE_COLS) {
-        tile_6x16(f->scores + j, KEYS, false, f->D, q, 1, TILE_ROWS, f->keys_t + j, KEYS);
+        tile_6x16(f->scores + j, KEYS, false, f->D, q, f->Dp, 1, f->keys_t + j, KEYS);
     }
     for (int64_t i = 0; i < TILE_ROWS; i++) {
         int64_t r = g * TILE_ROWS + i;
@@ -157,8 +155,7 @@ static void forward_store(const ForwardTile *f, const AttentionArgs *a, const At
         const float *o = f->o + r * f->Dp;
         __m256 inverse = _mm256_set1_ps(1.0f / f->sum[r]);
         for (int64_t d = 0; d < f->Dp; d += 8) {
-            __m256 x = _mm256_mul_ps(_mm256_load_ps(o + d), inverse);
-            _mm256_maskstore_ps(out + d, tail_mask_epi32(min_i64(f->D - d, 8)), x);
+            store_row_ps(out + d, f->D - d, _mm256_mul_ps(_mm256_load_ps(o + d), inverse));
         }
         ((float *)a->lse)[(t->sequence * s->H + head) * s->T + token] = f->max[r] + logf(f->sum[r]);
     }
@@ -216,28 +213,33 @@ static void backward_start(const AttentionArgs *a, int64_t sequence, int64_t hea
         int64_t token = sequence * s->T + t;
         const float *dout = (const float *)a->dout + token * s->ld_out + head * s->D;
         const float *out = (const float *)a->out + token * s->ld_out + head * s->D;
+        float *dq = (float *)a->dq + token * s->ld_q + head * s->D;
         __m256 sum = _mm256_setzero_ps();
         for (int64_t d = 0; d < s->D; d += 8) {
-            __m256i mask = tail_mask_epi32(min_i64(s->D - d, 8));
-            sum = _mm256_fmadd_ps(_mm256_maskload_ps(dout + d, mask), _mm256_maskload_ps(out + d, mask), sum);
+            sum = _mm256_fmadd_ps(load_row_ps(dout + d, s->D - d), load_row_ps(out + d, s->D - d), sum);
+            store_row_ps(dq + d, s->D - d, _mm256_setzero_ps());
         }
         ((float *)a->delta)[(sequence * s->H + head) * s->T + t] = sum256_ps(sum);
-        memset((float *)a->dq + token * s->ld_q + head * s->D, 0, (size_t)s->D * sizeof(float));
     }
 }
 
-/* p = exp(score - lse) and ds = p (dp - delta) of one row over columns [from, to), zero outside. */
+/* p = exp(score - lse) and ds = p (dp - delta) of one row over columns [from, to), zero before and in
+ * the eight columns behind: so far can the six keys of a dk tile reach that the row sees the first of. */
 static void backward_row(float *p, float *ds, int64_t from, int64_t to, float lse, float delta) {
-    __m256 l = _mm256_set1_ps(lse), mean = _mm256_set1_ps(delta);
+    __m256 l = _mm256_set1_ps(lse), mean = _mm256_set1_ps(delta), zero = _mm256_setzero_ps();
+    for (int64_t j = 0; j < from; j += 8) {
+        _mm256_store_ps(p + j, zero);
+        _mm256_store_ps(ds + j, zero);
+    }
     for (int64_t j = from; j < to; j += 8) {
         __m256 x = exp256_nonpositive_ps(_mm256_sub_ps(_mm256_load_ps(p + j), l));
         _mm256_store_ps(p + j, x);
         _mm256_store_ps(ds + j, _mm256_mul_ps(x, _mm256_sub_ps(_mm256_load_ps(ds + j), mean)));
     }
-    memset(p, 0, (size_t)from * sizeof(float));
-    memset(ds, 0, (size_t)from * sizeof(float));
-    memset(p + to, 0, (size_t)(KEYS - to) * sizeof(float));
-    memset(ds + to, 0, (size_t)(KEYS - to) * sizeof(float));
+    if (to < KEYS) {
+        _mm256_store_ps(p + to, zero);
+        _mm256_store_ps(ds + to, zero);
+    }
 }
 
 /* dq of six rows, from the tile's ds over keys [lo, hi), into memory. */
@@ -248,9 +250,8 @@ static void backward_dq(BackwardTile *b, const AttentionArgs *a, int64_t i0, int
     for (int64_t i = 0; i < TILE_ROWS && i0 + i < b->tokens; i++) {
         float *dq = (float *)a->dq + (b->sequence * s->T + b->token + i0 + i) * s->ld_q + b->head * s->D;
         for (int64_t d = 0; d < b->D; d += 8) {
-            __m256i mask = tail_mask_epi32(min_i64(b->D - d, 8));
-            __m256 old = _mm256_maskload_ps(dq + d, mask);
-            _mm256_maskstore_ps(dq + d, mask, _mm256_fmadd_ps(_mm256_load_ps(b->dq + i * b->Dp + d), scale, old));
+            __m256 x = _mm256_load_ps(b->dq + i * b->Dp + d);
+            store_row_ps(dq + d, b->D - d, _mm256_fmadd_ps(x, scale, load_row_ps(dq + d, b->D - d)));
         }
     }
 }
@@ -279,12 +280,7 @@ static void backward_group(BackwardTile *b, const AttentionArgs *a, int64_t i0) 
         tile_6x16(ds + j, KEYS, false, b->D, b->dout + i0 * b->Dp, b->Dp, 1, b->values_t + j, KEYS);
     }
     int64_t stat = (b->sequence * s->H + b->head) * s->T + b->token + i0;
-    for (int64_t i = 0; i < TILE_ROWS; i++) {
-        if (i >= rows) { /* rows behind the last take part in the products with weight 0 */
-            memset(p + i * KEYS, 0, KEYS * sizeof(float));
-            memset(ds + i * KEYS, 0, KEYS * sizeof(float));
-            continue;
-        }
+    for (int64_t i = 0; i < rows; i++) { /* nobody reads what rows behind the last give */
         mask_row(p + i * KEYS, from, to, row_lo[i], row_hi[i]);
         backward_row(p + i * KEYS, ds + i * KEYS, from, to, ((const float *)a->lse)[stat + i],
                      ((const float *)a->delta)[stat + i]);

@@ -25,30 +25,26 @@ static inline __m256 gelu_slope(__m256 x) {
 }
 
 static void bias_row(float *c, const float *bias, int64_t cols) {
-    int64_t j = 0;
-    for (; j + 8 <= cols; j += 8) {
-        _mm256_storeu_ps(c + j, _mm256_add_ps(_mm256_loadu_ps(c + j), _mm256_loadu_ps(bias + j)));
+    for (int64_t j = 0; j < cols; j += 8) {
+        store_row_ps(c + j, cols - j, _mm256_add_ps(load_row_ps(c + j, cols - j), load_row_ps(bias + j, cols - j)));
     }
-    for (; j < cols; j++) c[j] += bias[j];
 }
 
 static void bias_gelu_row(float *c, float *aux, const float *bias, int64_t cols) {
     for (int64_t j = 0; j < cols; j += 8) {
-        __m256i mask = tail_mask_epi32(cols - j < 8 ? cols - j : 8);
-        __m256 x = _mm256_maskload_ps(aux + j, mask);
+        __m256 x = load_row_ps(aux + j, cols - j);
         if (bias) {
-            x = _mm256_add_ps(x, _mm256_maskload_ps(bias + j, mask));
-            _mm256_maskstore_ps(aux + j, mask, x);
+            x = _mm256_add_ps(x, load_row_ps(bias + j, cols - j));
+            store_row_ps(aux + j, cols - j, x);
         }
-        _mm256_maskstore_ps(c + j, mask, gelu(x));
+        store_row_ps(c + j, cols - j, gelu(x));
     }
 }
 
 static void dgelu_row(float *c, const float *aux, int64_t cols) {
     for (int64_t j = 0; j < cols; j += 8) {
-        __m256i mask = tail_mask_epi32(cols - j < 8 ? cols - j : 8);
-        __m256 slope = gelu_slope(_mm256_maskload_ps(aux + j, mask));
-        _mm256_maskstore_ps(c + j, mask, _mm256_mul_ps(_mm256_maskload_ps(c + j, mask), slope));
+        __m256 slope = gelu_slope(load_row_ps(aux + j, cols - j));
+        store_row_ps(c + j, cols - j, _mm256_mul_ps(load_row_ps(c + j, cols - j), slope));
     }
 }
 

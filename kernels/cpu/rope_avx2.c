@@ -13,11 +13,11 @@ void rope_row_avx2(float *x, const float *table, float sign, int64_t heads, int6
     }
     for (int64_t h = 0; h < heads; h++, x += 2 * half) {
         for (int64_t j = 0; j < half; j += 8) {
-            __m256i mask = tail_mask_epi32(half - j < 8 ? half - j : 8);
-            __m256 c = _mm256_maskload_ps(cosine + j, mask), s = _mm256_maskload_ps(sine + j, mask);
-            __m256 x1 = _mm256_maskload_ps(x + j, mask), x2 = _mm256_maskload_ps(x + j + half, mask);
-            _mm256_maskstore_ps(x + j, mask, _mm256_fmsub_ps(x1, c, _mm256_mul_ps(x2, s)));
-            _mm256_maskstore_ps(x + j + half, mask, _mm256_fmadd_ps(x2, c, _mm256_mul_ps(x1, s)));
+            int64_t n = half - j;
+            __m256 c = load_row_ps(cosine + j, n), s = load_row_ps(sine + j, n);
+            __m256 x1 = load_row_ps(x + j, n), x2 = load_row_ps(x + j + half, n);
+            store_row_ps(x + j, n, _mm256_fmsub_ps(x1, c, _mm256_mul_ps(x2, s)));
+            store_row_ps(x + j + half, n, _mm256_fmadd_ps(x2, c, _mm256_mul_ps(x1, s)));
         }
     }
 }

@@ -1,7 +1,7 @@
 /* simd_avx2.h - exp and tanh of eight floats, sums over a register, loads of row ends.
  *
  * For files named *_avx2.c only. Errors stated are the largest found over all floats of the range
- * (tests/unit/kernels/test_init.c samples them); NaN comes out as NaN. */
+ * (tests/unit/kernels/test_simd_avx2.c samples them); NaN comes out as NaN. */
 #ifndef TRIDENT_KERNELS_CPU_SIMD_AVX2_H
 #define TRIDENT_KERNELS_CPU_SIMD_AVX2_H
 
@@ -93,9 +93,23 @@ static inline float max256_ps(__m256 x) {
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
 }
 
-/* Mask for maskload and maskstore of the first n floats, 0 <= n <= 8. */
+/* Mask of the first n lanes, 0 <= n <= 8. */
 static inline __m256i tail_mask_epi32(int64_t n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+/* The next eight floats of a row of which n are left; lanes behind the end read as 0 and are not
+ * written. The masked store is for the end only: it costs AMD processors a dozen plain ones. */
+static inline __m256 load_row_ps(const float *x, int64_t n) {
+    return n >= 8 ? _mm256_loadu_ps(x) : _mm256_maskload_ps(x, tail_mask_epi32(n));
+}
+
+static inline void store_row_ps(float *x, int64_t n, __m256 value) {
+    if (n >= 8) {
+        _mm256_storeu_ps(x, value);
+    } else {
+        _mm256_maskstore_ps(x, tail_mask_epi32(n), value);
+    }
 }
 
 #endif
