@@ -30,15 +30,21 @@ int launch_rank(const Launch *launch);
 int launch_size(const Launch *launch);
 const char *launch_kind(const Launch *launch); /* "local", "pmi2", "env", "single" */
 
-/* Values of any length; keys up to 63 bytes. put is visible to get after the next fence. get dies
- * where the key is missing. *bytes is set; the caller frees. */
+/* The place among the ranks of this host as the launcher says it (LOCAL_RANK, SLURM_LOCALID; local
+ * launcher: the rank), or -1: count the ranks of equal host name. */
+int launch_local_rank(const Launch *launch);
+
+/* Values up to 1 GiB; keys of 1 to 63 printable characters other than space, ';' and '='; a rank puts
+ * each key once. put is visible to get after the next fence. get dies where the key is missing.
+ * *bytes is set; the caller frees. what: short text, the same on all ranks. Main thread only. */
 void launch_put(Launch *launch, const char *key, const void *value, size_t bytes);
 void *launch_get(Launch *launch, int from_rank, const char *key, size_t *bytes);
 void launch_fence(Launch *launch, const char *what);
 
 /* The per-job secret of every TCP listener, the same on all ranks. */
 void launch_secret(const Launch *launch, uint8_t secret[16]);
-/* The host name that this rank reports (TRIDENT_TEST_HOSTNAME overrides it, to simulate nodes). */
+/* The host name that this rank reports. TRIDENT_TEST_HOSTNAME overrides it, to simulate nodes: one name
+ * for all ranks, or a list indexed by rank ("n0,n0,n1,n1"). */
 const char *launch_host(const Launch *launch);
 
 /* Control connections and the watchdog thread: tells every rank within a second when a rank dies,
@@ -54,9 +60,17 @@ void launch_watch_deadline(double limit_s);
 /* Orderly end: after it a closing connection is no loss. */
 void launch_finish(Launch *launch);
 
-/* For tests and other listeners: a TCP listener / connection that only peers with the secret pass. */
-int launch_listen(const Launch *launch, char address[256]); /* fd; address "host:port" to publish */
+/* TCP listeners and connections that only ranks of this job pass (see launch_net.c; it keeps strangers
+ * and strays out, it is no cryptography). address: "host:port[,host:port...]#rank", to publish in the
+ * store; the hosts are those of the interface named in TRIDENT_INTERFACE where that is set. The
+ * descriptors are blocking, with TCP_NODELAY. A connect completes when the peer accepts: where all
+ * connect to all, each connects to lower ranks first, then accepts the higher ones. accept serves
+ * any number of handshakes at once and drops those that are wrong or silent. Both return a
+ * descriptor that the caller closes, or -1 when the time is over (connect says why on stderr).
+ * One thread at a time a listener. */
+int launch_listen(const Launch *launch, char address[256]);
 int launch_accept(const Launch *launch, int listener, int *peer_rank, double timeout_s);
 int launch_connect(const Launch *launch, const char *address, double timeout_s);
+void launch_close_listener(Launch *launch, int listener);
 
 #endif
