@@ -17,6 +17,8 @@
 
 /* Up to this many bytes a scan for the lowest rank beats a heap. */
 enum { SHORT_PIECE = 128 };
+/* Text that is worth making a cache for. */
+enum { CACHE_WORTH_BYTES = 1 << 15 };
 enum { CACHE_SLOTS = 1 << 15, CACHE_TEXT = 22, CACHE_IDS = 10 };
 
 /* One cache line: words repeat, and most have few tokens. */
@@ -41,7 +43,8 @@ typedef struct {
 
 struct BpeEncoder {
     const Bpe *bpe;
-    CacheEntry *cache;
+    CacheEntry *cache; /* NULL until there was text enough to be worth its two megabytes */
+    size_t text_bytes; /* encoded so far */
     pcre2_match_data *match;
     Symbol *symbols;
     Candidate *heap;
@@ -52,7 +55,6 @@ struct BpeEncoder {
 BpeEncoder *bpe_encoder_create(const Bpe *bpe) {
     BpeEncoder *encoder = xcalloc(1, sizeof *encoder);
     encoder->bpe = bpe;
-    encoder->cache = xcalloc(CACHE_SLOTS, sizeof *encoder->cache);
     encoder->match = pcre2_match_data_create(1, NULL);
     REQUIRE(encoder->match);
     return encoder;
@@ -183,7 +185,7 @@ static void encode_piece(BpeEncoder *encoder, const char *piece, size_t bytes, i
         return;
     }
     CacheEntry *entry = NULL;
-    if (bytes <= CACHE_TEXT) {
+    if (encoder->cache && bytes <= CACHE_TEXT) {
         entry = &encoder->cache[XXH3_64bits(piece, bytes) % CACHE_SLOTS];
         if (entry->bytes == bytes && memcmp(entry->text, piece, bytes) == 0) {
             append(ids, n, capacity, entry->ids, entry->n);
@@ -209,6 +211,10 @@ void bpe_encode(BpeEncoder *encoder, const char *text, size_t bytes, int32_t **i
         repaired = utf8_repair(text, bytes, &bytes, &replaced);
         text = repaired;
         encoder->repaired += replaced;
+    }
+    encoder->text_bytes += bytes;
+    if (!encoder->cache && encoder->text_bytes > CACHE_WORTH_BYTES) {
+        encoder->cache = xcalloc(CACHE_SLOTS, sizeof *encoder->cache);
     }
     for (size_t at = 0; at < bytes;) {
         int rc = pcre2_match(encoder->bpe->pattern, (PCRE2_SPTR)text, bytes, at, PCRE2_NO_UTF_CHECK, encoder->match,

@@ -25,6 +25,7 @@ void job_free(Job *job) {
 }
 
 void job_add_text(Job *job, const char *text, size_t bytes) {
+    if (bytes == 0) return;
     if (job->bytes + bytes > job->room) {
         job->room = job->bytes + bytes + JOB_BYTES;
         job->text = xrealloc(job->text, job->room);

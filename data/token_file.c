@@ -279,8 +279,8 @@ static int read_tokens(const TokenFile *file, int64_t first, int64_t count, int6
 int token_file_read(const TokenFile *file, int64_t first, int64_t count, int64_t vocab, int32_t *tokens,
                     int64_t *doc_start, Error *err) {
     if (first < 0 || count < 0 || count > file->tokens || first > file->tokens - count) {
-        return error_set(err, EXIT_DATA, "%s: tokens %" PRId64 " to %" PRId64 " are asked for, it has %" PRId64,
-                         file->n_segments ? file->segments[0].path : "token file", first, first + count, file->tokens);
+        return error_set(err, EXIT_DATA, "%s: %" PRId64 " tokens from %" PRId64 " on are asked for, it has %" PRId64,
+                         file->segments[0].path, count, first, file->tokens);
     }
     /* Values above INT32_MAX cannot be returned, whatever the vocabulary. */
     vocab = min_i64(vocab, (int64_t)INT32_MAX + 1);
