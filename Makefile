@@ -6,8 +6,8 @@ SANITIZE ?=
 OPT ?= -O3 -g
 BLAS_DIR := $(shell ls -d /usr/lib/*/openblas-serial 2>/dev/null | head -1)
 BLAS_LIBS ?= -L$(BLAS_DIR) -Wl,-rpath,$(BLAS_DIR) -lopenblas
-WARNINGS = -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla
-override CFLAGS += -std=c11 -D_GNU_SOURCE -I. $(OPT) $(WARNINGS) -fopenmp -ffp-contract=off -fno-strict-aliasing $(SANITIZE)
+WARNINGS = -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Wno-psabi
+override CFLAGS += -std=c11 -D_GNU_SOURCE -I. $(OPT) $(WARNINGS) -fopenmp -ffp-contract=off -fno-math-errno -fno-strict-aliasing $(SANITIZE)
 override LDFLAGS += -fopenmp $(SANITIZE)
 LDLIBS = $(BLAS_LIBS) -ljansson -lxxhash -lpcre2-8 -lm -ldl -lpthread
 ARCH := $(shell uname -m)
