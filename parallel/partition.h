@@ -16,8 +16,8 @@ typedef struct {
 } LayerMap;
 
 /* Spreads layers so that the most loaded piece is as light as can be: embed_cost and head_cost are
- * in units of one layer. Ties go to earlier pieces having fewer... see partition.c for the rule.
- * Every layer is held once; a piece may be empty only where layers + 2 < pieces (refused earlier). */
+ * in units of one layer. Pieces that tie: the later one takes the layer (less memory under 1F1B).
+ * Every layer is held once; a piece is empty only where layers < pieces (the config refuses that). */
 void layer_map_make(LayerMap *map, int64_t layers, int stages, int chunks, double embed_cost, double head_cost);
 Range layers_of_piece(const LayerMap *map, int chunk, int stage);
 void layer_map_print(const LayerMap *map, FILE *out);

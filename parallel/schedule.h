@@ -2,7 +2,11 @@
  *
  * Invariants (proved by a test for every shape in range): each FORWARD has one BACKWARD; sends meet
  * receives in the same order on both sides, with no buffering at all; at most
- * min(stages - stage, micro_batches) activations live under 1F1B, micro_batches under GPipe. */
+ * min(stages - stage, micro_batches) activations live under 1F1B, micro_batches under GPipe; and a
+ * step that fills a buffer or slot stands in the array behind the step that freed it, so that the
+ * event to wait for was recorded by then: an input buffer is freed by the BACKWARD of its
+ * micro-batch, an output buffer by its SEND_FORWARD, a gradient receive buffer by the BACKWARD that
+ * reads it, a gradient send buffer by its SEND_BACKWARD, an activation slot by its BACKWARD. */
 #ifndef TRIDENT_PARALLEL_SCHEDULE_H
 #define TRIDENT_PARALLEL_SCHEDULE_H
 
@@ -34,7 +38,8 @@ typedef struct {
     int buffer; /* receive buffer of RECV_* and of the step that reads it; send buffer of SEND_* and
                  * of the step that fills it is out_buffer there; -1: none */
     int out_buffer;
-    int group;  /* steps with the same group >= 0 are issued together */
+    int group;  /* steps with the same group >= 0 are issued together; they stand next to each other */
+    int input_buffer; /* BACKWARD: input buffer of its FORWARD, read once more and then free; else -1 */
 } Step;
 
 typedef struct {
@@ -56,5 +61,19 @@ const char *schedule_kind_name(ScheduleKind kind);
 const char *step_kind_name(StepKind kind);
 /* Ideal bubble: idle over ideal compute time, (stages - 1) / (chunks * micro_batches). */
 double schedule_bubble(ScheduleKind kind, int stages, int chunks, int micro_batches);
+
+/* Costs for schedule_simulate. forward_s, backward_s: (stages). transfer_s: one send. */
+typedef struct {
+    const double *forward_s, *backward_s;
+    double transfer_s;
+} ScheduleCosts;
+
+/* Runs the schedules of all stages against each other: lanes are FIFOs, sends have no buffer at all
+ * (both ends must be at the head of their lanes), a compute step holds the issuing thread until it
+ * is done, a reused buffer waits for its earlier use. schedules: (stages), in order of stage, of one
+ * build. Returns the time of the last step, and each stage's idle time until then in idle_s (may be
+ * NULL); or -1 where the schedules get stuck or a send meets another micro-batch's receive, said in
+ * `problem`. */
+double schedule_simulate(const Schedule *schedules, const ScheduleCosts *costs, double *idle_s, char problem[256]);
 
 #endif
