@@ -15,11 +15,11 @@
 #include "base/log.h"
 #include "parallel/launch_internal.h"
 
-/* What rank 0 answers to the cards. */
+/* What rank 0 answers to the cards. Only the used part of the text travels: PMI2 stores are slow. */
 typedef struct {
     uint8_t secret[16];
-    char host_of_rank0[LAUNCH_HOST_MAX];
-    char refusal[LAUNCH_TEXT_MAX]; /* "": none */
+    uint32_t refused;
+    char text[LAUNCH_TEXT_MAX]; /* why; or the host of rank 0 */
 } LaunchPlan;
 
 /* The die hook is given no context: the one launch of this process. */
@@ -186,55 +186,62 @@ void launch_use_single_store(Launch *launch) {
 
 /* ---- start ---- */
 
-/* Rank 0: reads all cards; says in plan->refusal what does not fit, with the ranks. */
+/* Reads what was put as a struct that ends in text, into `to`; dies where it is none. */
+static void get_struct(Launch *launch, int rank, const char *key, void *to, size_t text_offset, size_t capacity) {
+    size_t bytes;
+    char *value = launch_get(launch, rank, key, &bytes);
+    if (bytes <= text_offset || bytes > capacity || value[bytes - 1] != 0) {
+        die(EXIT_LAUNCH, "rank %d is of another version of this program", rank);
+    }
+    memset(to, 0, capacity);
+    memcpy(to, value, bytes);
+    free(value);
+}
+
+/* Rank 0: reads all cards; says in the plan what does not fit, with the ranks. */
 static void compare_cards(Launch *launch, const StoreCard *own, LaunchPlan *plan) {
-    int other_config = 0, used = 0;
+    int others = 0;
+    char list[512] = "";
     launch->hosts = xcalloc((uint64_t)launch->size, sizeof *launch->hosts);
     for (int r = 0; r < launch->size; r++) {
-        size_t bytes;
-        StoreCard *card = launch_get(launch, r, "launch.card", &bytes);
-        if (bytes != sizeof *card) die(EXIT_LAUNCH, "rank %d is of another version of this program", r);
-        card->host[LAUNCH_HOST_MAX - 1] = 0;
-        memcpy(launch->hosts[r], card->host, LAUNCH_HOST_MAX);
-        if (card->world_size != own->world_size && !plan->refusal[0]) {
-            snprintf(plan->refusal, sizeof plan->refusal, "rank %d (host %s, pid %d) has a world of %d ranks, rank 0 of %d",
-                     r, card->host, card->pid, card->world_size, own->world_size);
-        } else if (card->config_hash != own->config_hash && ++other_config <= 8) {
-            size_t room = sizeof plan->refusal - (size_t)used;
-            used += snprintf(plan->refusal + used, room, "%srank %d (host %s, pid %d)", used ? ", " : "", r, card->host,
-                             card->pid);
-            if (used >= (int)sizeof plan->refusal) used = (int)sizeof plan->refusal - 1;
+        StoreCard card;
+        get_struct(launch, r, "launch.card", &card, offsetof(StoreCard, host), sizeof card);
+        memcpy(launch->hosts[r], card.host, LAUNCH_HOST_MAX);
+        if (card.world_size != own->world_size && !plan->refused) {
+            plan->refused = true;
+            snprintf(plan->text, sizeof plan->text, "rank %d (host %s, pid %d) has a world of %d ranks, rank 0 of %d", r,
+                     card.host, card.pid, card.world_size, own->world_size);
+        } else if (card.config_hash != own->config_hash && ++others <= 4) {
+            size_t used = strlen(list);
+            snprintf(list + used, sizeof list - used, "%srank %d (host %.80s, pid %d)", used ? ", " : "", r, card.host,
+                     card.pid);
         }
-        free(card);
     }
-    if (other_config > 0) {
-        size_t room = sizeof plan->refusal - (size_t)used;
-        snprintf(plan->refusal + used, room, "%s: another config or executable than rank 0 has (host %s)",
-                 other_config > 8 ? " and more" : "", own->host);
+    if (others > 0 && !plan->refused) {
+        plan->refused = true;
+        snprintf(plan->text, sizeof plan->text, "%s%s: another config or executable than rank 0 has (host %s, pid %d)", list,
+                 others > 4 ? " and more" : "", own->host, own->pid);
     }
 }
 
 static void exchange_cards(Launch *launch, uint64_t config_hash) {
     StoreCard card = {.world_size = launch->size, .pid = (int32_t)getpid(), .config_hash = config_hash};
-    LaunchPlan plan = {.refusal = ""};
+    LaunchPlan plan = {.refused = false};
     memcpy(card.host, launch->host, sizeof card.host);
-    launch_put(launch, "launch.card", &card, sizeof card);
+    launch_put(launch, "launch.card", &card, offsetof(StoreCard, host) + strlen(card.host) + 1);
     launch_fence(launch, "start");
     if (launch->rank == 0) {
         net_random(plan.secret, sizeof plan.secret);
-        memcpy(plan.host_of_rank0, launch->host, sizeof plan.host_of_rank0);
         compare_cards(launch, &card, &plan);
-        launch_put(launch, "launch.plan", &plan, sizeof plan);
+        if (!plan.refused) snprintf(plan.text, sizeof plan.text, "%s", launch->host);
+        launch_put(launch, "launch.plan", &plan, offsetof(LaunchPlan, text) + strlen(plan.text) + 1);
     }
     launch_fence(launch, "who is there");
-    size_t bytes;
-    LaunchPlan *agreed = launch_get(launch, 0, "launch.plan", &bytes);
-    if (bytes != sizeof *agreed) die(EXIT_LAUNCH, "rank 0 is of another version of this program");
-    if (agreed->refusal[0] && launch->prints_for_all && launch->rank != 0) _exit(EXIT_LAUNCH);
-    if (agreed->refusal[0]) die(EXIT_LAUNCH, "%s", agreed->refusal);
-    memcpy(launch->secret, agreed->secret, sizeof launch->secret);
-    memcpy(launch->host_of_rank0, agreed->host_of_rank0, sizeof launch->host_of_rank0);
-    free(agreed);
+    get_struct(launch, 0, "launch.plan", &plan, offsetof(LaunchPlan, text), sizeof plan);
+    if (plan.refused && launch->prints_for_all && launch->rank != 0) _exit(EXIT_LAUNCH);
+    if (plan.refused) die(EXIT_LAUNCH, "%s", plan.text);
+    memcpy(launch->secret, plan.secret, sizeof launch->secret);
+    snprintf(launch->host_of_rank0, sizeof launch->host_of_rank0, "%.255s", plan.text);
 }
 
 static void last_words(int status, const char *message) {

@@ -24,7 +24,7 @@
 
 enum { MASTER_PORT_DEFAULT = 29500, HOST_CHARS_MAX = 200 };
 static const double bind_patience_s = 10.0; /* a job that was just killed may still hold the port */
-static const double try_s = 5.0, pause_s = 0.1, message_every_s = 5.0;
+static const double try_s = 5.0, pause_min_s = 0.005, pause_max_s = 0.25, message_every_s = 5.0;
 
 /* Rank 0's server. */
 typedef struct {
@@ -129,6 +129,7 @@ static void env_server_finish(EnvServer *env, double limit_s) {
 
 static int env_connect(const Launch *launch, const char *host, const char *port) {
     double start = clock_s(), deadline = start + launch->timeout_s, next_message = start + message_every_s;
+    double pause_s = pause_min_s;
     for (;;) {
         char reason[128] = "";
         double now = clock_s();
@@ -146,6 +147,7 @@ static int env_connect(const Launch *launch, const char *host, const char *port)
             next_message = now + message_every_s;
         }
         sleep_s(pause_s);
+        pause_s = 2 * pause_s < pause_max_s ? 2 * pause_s : pause_max_s;
     }
 }
 

@@ -107,7 +107,7 @@ int store_server_fd(const StoreServer *server);
 void store_server_step(StoreServer *server);
 /* Everyone gets this answer to whatever they ask from now on. The first call counts. */
 void store_server_stop(StoreServer *server, int status, const char *format, ...) __attribute__((format(printf, 3, 4)));
-/* NULL, or why the store stopped. *by_rank: the rank whose own last words they are, else -1. */
+/* NULL, or why the store stopped. *by_rank: the rank that was lost, or whose own last words they are; else -1. */
 const char *store_server_stopped(const StoreServer *server, int *by_rank);
 bool store_server_said_bye(const StoreServer *server, int rank);
 /* All ranks that ever joined are gone. */

@@ -177,9 +177,7 @@ static void local_say_why(LocalRun *run) {
     const char *why = run->said_why ? NULL : store_server_stopped(run->server, &by_rank);
     if (!why) return;
     run->said_why = true;
-    bool heard = by_rank >= 0 || run->failed; /* the rank itself, or the line about its death, said it */
-    if (!heard) local_reap(run);
-    if (!heard && !run->failed) log_error(LOG_LAUNCH, "%s", why);
+    if (by_rank < 0) log_error(LOG_LAUNCH, "%s", why); /* else that rank says it, or the line about its death */
 }
 
 static void local_parent(LocalRun *run) __attribute__((noreturn));

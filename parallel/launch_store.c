@@ -362,7 +362,8 @@ static void client_lost(StoreServer *server, StoreClient *client) {
     close(client->fd);
     client->fd = -1;
     server->n_gone++;
-    if (client->said_bye || client->rank < 0) return;
+    if (client->said_bye || client->rank < 0 || server->stopped) return;
+    server->stop_rank = client->rank;
     store_server_stop(server, EXIT_PEER_LOST, "rank %d%s%s was lost while the ranks were starting", client->rank,
                       client->card.host[0] ? " on host " : "", client->card.host);
 }
