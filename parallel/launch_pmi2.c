@@ -63,8 +63,8 @@ static void *guard_run(void *argument) {
         bool busy = guard->doing[0] != 0;
         double waited_s = busy ? now - guard->start_s : 0;
         if (busy && waited_s >= guard->timeout_s) {
-            die(EXIT_LAUNCH, "waited %.0f s for PMI2 (%s): a rank has left or was not started, or the process manager hangs",
-                waited_s, guard->doing);
+            die(EXIT_LAUNCH, "waited %.3g s for PMI2 (%s): a rank has left or was not started, or the process manager hangs",
+                guard->timeout_s, guard->doing);
         }
         if (!busy || waited_s < message_every_s) next_message = guard->start_s + message_every_s;
         if (busy && now >= next_message) {
@@ -295,9 +295,18 @@ static void check_world(int size, int rank) {
     }
 }
 
+/* libpmi2 writes to a process manager that may have gone: that is to be an error, not a silent death. */
+static void ignore_broken_pipe(void) {
+    struct sigaction action;
+    if (sigaction(SIGPIPE, NULL, &action) != 0 || action.sa_handler != SIG_DFL) return;
+    action.sa_handler = SIG_IGN;
+    sigaction(SIGPIPE, &action, NULL);
+}
+
 void launch_pmi2_start(Launch *launch) {
     Pmi2State *state = xcalloc(1, sizeof *state);
     open_library(state);
+    ignore_broken_pipe();
     state->piece_chars = PIECE_MAX;
     state->own_keys = store_table_create();
     guard_start(&state->guard, launch->timeout_s);
