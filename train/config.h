@@ -23,7 +23,8 @@ typedef struct Config {
     int64_t layers, hidden, heads, kv_heads /* 0: heads */, ffn /* 0: 4 hidden (gpt), 8/3 hidden to a multiple of 64 */;
     int64_t vocab /* 0: the tokenizer's */, seq_len;
     double rope_theta, norm_eps;
-    bool tie_embeddings; /* default: yes for gpt, no for llama */
+    Tristate tie_choice;   /* as written */
+    bool tie_embeddings;   /* resolved: yes for gpt, no for llama where auto */
     /* [parallel] */
     int ranks, data, pipeline, tensor;
     char *order;
@@ -62,6 +63,7 @@ typedef struct Config {
     bool tensorboard;
 
     /* derived, not keys */
+    char **origins;       /* place of each setting, NULL: default; see config_table.h */
     char *path, *name;    /* the config file, and its name without directory and .ini; "selftest" etc. */
     int64_t accumulation; /* global_batch / (micro_batch * data): set by config_resolve_world */
     int64_t total_steps;  /* steps, or ceil(tokens / (global_batch * seq_len)) */
