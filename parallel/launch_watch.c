@@ -132,6 +132,30 @@ static void send_all(Watch *watch, WatchKind kind, int status, const char *text)
     for (int i = 0; i < watch->n_peers; i++) peer_send(&watch->peers[i], kind, status, text);
 }
 
+/* This process, as one of the ranks to compare. */
+static Peer own_state(const Watch *watch) {
+    Peer own = {.rank = watch->launch->rank, .answered = true};
+    const char *phase = atomic_load(&own_phase);
+    snprintf(own.phase, sizeof own.phase, "%s", phase ? phase : "start");
+    own.step = atomic_load(&own_step);
+    own.phase_since_s = 1e-6 * (double)atomic_load(&own_phase_since_us);
+    return own;
+}
+
+/* The lost rank's last beat may be a second old. Ranks go through the steps together, so where this rank
+ * is further it knows better in which step the loss came, and says both. */
+static void describe_loss(const Watch *watch, const Peer *peer, char *text, size_t capacity) {
+    Peer own = own_state(watch);
+    bool older = peer->step < own.step;
+    const Peer *known = older ? &own : peer;
+    int used = snprintf(text, capacity, "rank %d on host %s was lost during %s (step %lld)", peer->rank,
+                        host_of(watch, peer->rank), known->phase, (long long)known->step);
+    if (older) {
+        snprintf(text + used, capacity - (size_t)used, "; last heard of in %s (step %lld), %.1f s before", peer->phase,
+                 (long long)peer->step, clock_s() - peer->heard_s);
+    }
+}
+
 /* ---- the end of this process ---- */
 
 /* The peers read what is on its way to them before the connections break. */
@@ -191,8 +215,7 @@ static void cause_set(Watch *watch, int kind, int status, int rank, double wait_
 static void judge_lost(Watch *watch, Peer *peer) {
     char text[LAUNCH_TEXT_MAX];
     peer->lost = true;
-    snprintf(text, sizeof text, "rank %d on host %s was lost during %s (step %lld)", peer->rank, host_of(watch, peer->rank),
-             peer->phase, (long long)peer->step);
+    describe_loss(watch, peer, text, sizeof text);
     cause_set(watch, CAUSE_FIRST, EXIT_PEER_LOST, peer->rank, gather_s, text);
 }
 
@@ -220,16 +243,6 @@ static void add_also_lost(const Watch *watch, char *text, size_t capacity) {
         used += (size_t)snprintf(text + used, capacity - used, "%s%d", n++ ? ", " : " (also lost: rank ", watch->peers[i].rank);
     }
     if (n) snprintf(text + used, capacity - used, ")");
-}
-
-/* This process, as one of the ranks to compare. */
-static Peer own_state(const Watch *watch) {
-    Peer own = {.rank = watch->launch->rank, .answered = true};
-    const char *phase = atomic_load(&own_phase);
-    snprintf(own.phase, sizeof own.phase, "%s", phase ? phase : "start");
-    own.step = atomic_load(&own_step);
-    own.phase_since_s = 1e-6 * (double)atomic_load(&own_phase_since_us);
-    return own;
 }
 
 /* Furthest behind: the lowest step; there, the one that has been in its phase for longest. */
@@ -325,9 +338,9 @@ static void peer_gone(Watch *watch, Peer *peer) {
         return;
     }
     if (!watch->launch->prints_for_all || watch->launch->rank == 1) {
-        Peer own = own_state(watch);
-        log_error(LOG_LAUNCH, "rank 0 on host %s was lost during %s (step %lld); this rank was in %s (step %lld)",
-                  host_of(watch, 0), peer->phase, (long long)peer->step, own.phase, (long long)own.step);
+        char text[LAUNCH_TEXT_MAX];
+        describe_loss(watch, peer, text, sizeof text);
+        log_error(LOG_LAUNCH, "%s", text);
     }
     watch_exit(watch, EXIT_PEER_LOST);
 }

@@ -49,6 +49,9 @@ static inline void process_start(Processes *all, int (*body)(int index, void *co
         dup2(ends[1], STDERR_FILENO);
         close(ends[0]);
         close(ends[1]);
+        signal(SIGINT, SIG_DFL); /* libcheck's handlers would end the test instead */
+        signal(SIGTERM, SIG_DFL);
+        signal(SIGALRM, SIG_DFL);
         exit(body(index, context));
     }
     close(ends[1]);
