@@ -1,8 +1,8 @@
-/* matmul.c - matrix product as single-threaded CBLAS calls on panels of C.
+/* matmul.c - matrix product: our own for fp32 on AVX2 (sgemm_avx2.c), single-threaded CBLAS calls elsewhere.
  * In: row-major matrices and an epilogue.  Out: C, and aux where the epilogue writes it.
- * Invariants: how C is cut into panels depends on M, N and K alone, and each panel is one call over
- * the whole of K, so that the bits of C do not depend on the number of threads. The BLAS must not
- * start threads of its own (kernels_init sees to it). */
+ * Invariants: the bits of C do not depend on the number of threads: CBLAS gets panels whose shape depends
+ * on M, N and K alone, each over the whole of K; our own product has that property for any cut. The
+ * BLAS must not start threads of its own (kernels_init sees to it). */
 #include <cblas.h>
 #include <limits.h>
 #include <math.h>
@@ -10,6 +10,7 @@
 
 #include "kernels/cpu/common.h"
 #include "kernels/cpu/matmul_epilogue.h"
+#include "kernels/cpu/sgemm.h"
 #include "kernels/kernels.h"
 
 typedef struct {
@@ -19,6 +20,7 @@ typedef struct {
     bool trans_a, trans_b, accumulate;
     const MatmulEpilogue *epilogue;
     DType dtype;
+    bool own_product;               /* sgemm_avx2.c, not CBLAS */
     int64_t panel_rows, panel_cols; /* of every panel but the last in its direction */
 } Product;
 
@@ -41,23 +43,40 @@ typedef struct {
 #define EPILOGUE_ROW epilogue_row_f64
 #include "kernels/cpu/matmul_real.h"
 
-#ifndef PANEL_COUNT
-#define PANEL_COUNT 8
-#define PANEL_MIN 64
-#define PANEL_FLOP_MIN 4e6
-#define PANEL_MULTIPLE 16
-#endif
-/* Cuts the longer side of C. */
-static void choose_panels(Product *p) {
+enum { SIDE_MULTIPLE = 48 }; /* whole tiles of the product's inner loops */
+static const double PANEL_FLOP_MIN = 2e6;
+
+/* CBLAS: a panel's bits may depend on its shape, so the shape must not depend on the threads. Four
+ * panels of the longer side: more cost one thread 6 % of its rate, fewer leave nothing to share. */
+static void choose_panels_blas(Product *p) {
+    enum { PANELS = 4 };
+    double flop = 2.0 * (double)p->M * (double)p->N * (double)p->K;
+    int64_t panels = min_i64(PANELS, (int64_t)(flop / PANEL_FLOP_MIN));
+    p->panel_rows = min_i64(p->M, INT_MAX);
+    p->panel_cols = min_i64(p->N, INT_MAX);
+    if (panels <= 1) return;
+    int64_t *side = p->M >= p->N ? &p->panel_rows : &p->panel_cols;
+    *side = min_i64(*side, round_up(ceil_div(*side, panels), SIDE_MULTIPLE));
+}
+
+/* Our own product may be cut anywhere: not at all for one thread, else into twice as many pieces as
+ * threads, so that a thread that lost its core does not keep the others waiting for long. Of the ways
+ * to cut, the one with the shortest sides packs the least. */
+static void choose_panels_own(Product *p) {
+    double flop = 2.0 * (double)p->M * (double)p->N * (double)p->K;
+    int64_t pieces = kernels_threads() == 1 ? 1 : min_i64(2 * kernels_threads(), (int64_t)(flop / PANEL_FLOP_MIN));
     p->panel_rows = p->M;
     p->panel_cols = p->N;
-    double flop = 2.0 * (double)p->M * (double)p->N * (double)p->K;
-    int64_t wanted = (int64_t)(flop / PANEL_FLOP_MIN);
-    if (wanted > PANEL_COUNT) wanted = PANEL_COUNT;
-    int64_t *side = p->M >= p->N ? &p->panel_rows : &p->panel_cols;
-    if (wanted > 1) *side = max_i64(round_up(ceil_div(*side, wanted), PANEL_MULTIPLE), PANEL_MIN);
-    p->panel_rows = min_i64(p->panel_rows, p->M);
-    p->panel_cols = min_i64(p->panel_cols, p->N);
+    int64_t shortest = INT64_MAX;
+    for (int64_t across = 1; across <= pieces; across++) {
+        if (pieces % across != 0) continue;
+        int64_t cols = round_up(ceil_div(p->N, across), SIDE_MULTIPLE);
+        int64_t rows = round_up(ceil_div(p->M, pieces / across), SIDE_MULTIPLE);
+        if (rows + cols >= shortest) continue;
+        shortest = rows + cols;
+        p->panel_rows = min_i64(rows, p->M);
+        p->panel_cols = min_i64(cols, p->N);
+    }
 }
 
 static void panel_task(void *args, int64_t index) {
@@ -65,7 +84,10 @@ static void panel_task(void *args, int64_t index) {
     int64_t across = ceil_div(p->N, p->panel_cols);
     int64_t row = index / across * p->panel_rows, col = index % across * p->panel_cols;
     int64_t rows = min_i64(p->panel_rows, p->M - row), cols = min_i64(p->panel_cols, p->N - col);
-    if (p->dtype == DT_F64) {
+    if (p->own_product) {
+        Sgemm g = {p->C, p->A, p->B, p->ldc, p->lda, p->ldb, p->K, p->trans_a, p->trans_b, p->accumulate, p->epilogue};
+        sgemm_rectangle_avx2(&g, row, rows, col, cols);
+    } else if (p->dtype == DT_F64) {
         panel_f64(p, row, rows, col, cols);
     } else {
         panel_f32(p, row, rows, col, cols);
@@ -89,6 +111,11 @@ void matmul(void *C, int64_t ldc, const void *A, int64_t lda, bool trans_a, cons
     Product p = {.C = C, .A = A, .B = B, .ldc = ldc, .lda = max_i64(lda, 1), .ldb = max_i64(ldb, 1), .M = M, .N = N,
                  .K = K, .trans_a = trans_a, .trans_b = trans_b, .accumulate = accumulate, .epilogue = epilogue,
                  .dtype = dtype};
-    choose_panels(&p);
+    p.own_product = kernels_avx2() && dtype == DT_F32 && K > 0;
+    if (p.own_product) {
+        choose_panels_own(&p);
+    } else {
+        choose_panels_blas(&p);
+    }
     share_tasks(ceil_div(M, p.panel_rows) * ceil_div(N, p.panel_cols), panel_task, &p);
 }

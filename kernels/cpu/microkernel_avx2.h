@@ -3,8 +3,8 @@
  * For files named *_avx2.c. C (6, 8 V) = or += A (6, K) . B (K, 8 V), where A's element (r, k) lies at
  * a[r * a_row + k * a_k] and row k of B at b + k * b_k. Six rows of two registers make twelve
  * independent sums, enough to hide the latency of the multiply-add, and leave three registers for the
- * operands. Sums run over k in order, so that an element's bits depend on its row of A and column of B
- * alone, not on its place in the tile. */
+ * operands. Sums start at zero, run over k in order and are then added to C: an element's bits depend
+ * on its row of A and column of B alone, not on its place in the tile. */
 #ifndef TRIDENT_KERNELS_CPU_MICROKERNEL_AVX2_H
 #define TRIDENT_KERNELS_CPU_MICROKERNEL_AVX2_H
 
@@ -17,10 +17,7 @@ enum { TILE_ROWS = 6, TILE_COLS = 16 };
 static inline __attribute__((always_inline)) void tile_6x16(float *c, int64_t ldc, bool add, int64_t K, const float *a,
                                                             int64_t a_row, int64_t a_k, const float *b, int64_t b_k) {
     __m256 sum[TILE_ROWS][2];
-    for (int r = 0; r < TILE_ROWS; r++) {
-        sum[r][0] = add ? _mm256_loadu_ps(c + r * ldc) : _mm256_setzero_ps();
-        sum[r][1] = add ? _mm256_loadu_ps(c + r * ldc + 8) : _mm256_setzero_ps();
-    }
+    for (int r = 0; r < TILE_ROWS; r++) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
     for (int64_t k = 0; k < K; k++) {
         __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8);
 #pragma GCC unroll 6
@@ -32,16 +29,16 @@ static inline __attribute__((always_inline)) void tile_6x16(float *c, int64_t ld
         a += a_k;
         b += b_k;
     }
-    for (int r = 0; r < TILE_ROWS; r++) {
-        _mm256_storeu_ps(c + r * ldc, sum[r][0]);
-        _mm256_storeu_ps(c + r * ldc + 8, sum[r][1]);
+    for (int r = 0; r < TILE_ROWS; r++, c += ldc) {
+        _mm256_storeu_ps(c, add ? _mm256_add_ps(_mm256_loadu_ps(c), sum[r][0]) : sum[r][0]);
+        _mm256_storeu_ps(c + 8, add ? _mm256_add_ps(_mm256_loadu_ps(c + 8), sum[r][1]) : sum[r][1]);
     }
 }
 
 static inline __attribute__((always_inline)) void tile_6x8(float *c, int64_t ldc, bool add, int64_t K, const float *a,
                                                            int64_t a_row, int64_t a_k, const float *b, int64_t b_k) {
     __m256 sum[TILE_ROWS];
-    for (int r = 0; r < TILE_ROWS; r++) sum[r] = add ? _mm256_loadu_ps(c + r * ldc) : _mm256_setzero_ps();
+    for (int r = 0; r < TILE_ROWS; r++) sum[r] = _mm256_setzero_ps();
     for (int64_t k = 0; k < K; k++) {
         __m256 b0 = _mm256_loadu_ps(b);
 #pragma GCC unroll 6
@@ -51,7 +48,9 @@ static inline __attribute__((always_inline)) void tile_6x8(float *c, int64_t ldc
         a += a_k;
         b += b_k;
     }
-    for (int r = 0; r < TILE_ROWS; r++) _mm256_storeu_ps(c + r * ldc, sum[r]);
+    for (int r = 0; r < TILE_ROWS; r++, c += ldc) {
+        _mm256_storeu_ps(c, add ? _mm256_add_ps(_mm256_loadu_ps(c), sum[r]) : sum[r]);
+    }
 }
 
 /* Six rows of C, N columns (a multiple of 8). */

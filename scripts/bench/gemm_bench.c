@@ -42,7 +42,8 @@ static Sgemm peer_open(const char *path, int threads) {
 }
 
 static float *filled(int64_t count, unsigned seed) {
-    float *x = xmalloc((uint64_t)count * sizeof(float));
+    float *x = aligned_alloc(64, (size_t)round_up(count * (int64_t)sizeof(float), 64)); /* as the arena does */
+    REQUIRE(x);
     for (int64_t i = 0; i < count; i++) x[i] = (float)((((uint64_t)i + seed) * 2654435761u >> 8) & 1023) / 1024.0f - 0.5f;
     return x;
 }

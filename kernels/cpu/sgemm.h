@@ -1,0 +1,22 @@
+/* sgemm.h - fp32 product for AVX2 and FMA, by rectangles of C. */
+#ifndef TRIDENT_KERNELS_CPU_SGEMM_H
+#define TRIDENT_KERNELS_CPU_SGEMM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/kernels.h"
+
+/* As the arguments of matmul; K at least 1. */
+typedef struct {
+    float *C;
+    const float *A, *B;
+    int64_t ldc, lda, ldb, K;
+    bool trans_a, trans_b, accumulate;
+    const MatmulEpilogue *epilogue;
+} Sgemm;
+
+/* Rows [row, row + rows), columns [col, col + cols) of C, neither empty. */
+void sgemm_rectangle_avx2(const Sgemm *g, int64_t row, int64_t rows, int64_t col, int64_t cols);
+
+#endif
