@@ -4,7 +4,7 @@ CC ?= gcc
 BUILD ?= build/cpu
 SANITIZE ?=
 OPT ?= -O3 -g
-BLAS_DIR := $(shell ls -d /usr/lib/*/openblas-serial 2>/dev/null | head -1)
+BLAS_DIR := $(shell ls -d /usr/lib/*/openblas-openmp 2>/dev/null | head -1)
 BLAS_LIBS ?= -L$(BLAS_DIR) -Wl,-rpath,$(BLAS_DIR) -lopenblas
 WARNINGS = -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Wno-psabi
 override CFLAGS += -std=c11 -D_GNU_SOURCE -I. $(OPT) $(WARNINGS) -fopenmp -ffp-contract=off -fno-math-errno -fno-strict-aliasing $(SANITIZE)

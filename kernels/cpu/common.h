@@ -28,6 +28,8 @@
 bool kernels_avx2_chosen(void);
 /* As given to kernels_init; 1 before. */
 int kernels_threads(void);
+/* The linked BLAS may not be called by several threads at once. */
+bool kernels_one_blas_caller(void);
 
 /* Calls run(args, i) for i in [0, count), shared over the threads in contiguous blocks. For many
  * chunks of equal cost: element-wise passes, rows of norms. */

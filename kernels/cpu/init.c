@@ -3,6 +3,7 @@
  * Invariants: with one thread nothing here touches OpenMP; which thread runs a chunk never shows in
  * the result. The three values below are properties of the process, as the CPU itself is. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/log.h"
 #include "kernels/cpu/common.h"
@@ -11,10 +12,14 @@
 
 /* Set by OpenBLAS builds with threads of their own; absent from the serial build and from other BLAS. */
 extern void openblas_set_num_threads(int threads) __attribute__((weak));
+/* OpenBLAS builds without threads share unlocked buffers between callers: two calls at once give wrong
+ * numbers, seen with Debian's serial build. */
+extern char *openblas_get_config(void) __attribute__((weak));
 
 static struct {
     int threads;         /* 0: kernels_init was not called */
     bool force_portable;
+    bool one_blas_caller; /* the BLAS may not be called by several threads at once */
     double peak_flops[2]; /* fp32, fp64; 0: not measured yet */
 } state;
 
@@ -25,7 +30,15 @@ void kernels_init(int threads) {
     /* Panels are handed to single-threaded calls; a second pool of threads would fight with ours and
      * make sums depend on their number. */
     if (openblas_set_num_threads) openblas_set_num_threads(1);
+    state.one_blas_caller = openblas_get_config && strstr(openblas_get_config(), "SINGLE_THREADED");
+    if (state.one_blas_caller && threads > 1) {
+        log_warn(LOG_MAIN,
+                 "the linked OpenBLAS is a build without threads, which several threads can't call: products that go through it "
+                 "use one of this rank's %d threads; link its OpenMP or pthread build", threads);
+    }
 }
+
+bool kernels_one_blas_caller(void) { return state.one_blas_caller; }
 
 int kernels_threads(void) { return state.threads > 0 ? state.threads : 1; }
 

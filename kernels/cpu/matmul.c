@@ -117,5 +117,10 @@ void matmul(void *C, int64_t ldc, const void *A, int64_t lda, bool trans_a, cons
     } else {
         choose_panels_blas(&p);
     }
-    share_tasks(ceil_div(M, p.panel_rows) * ceil_div(N, p.panel_cols), panel_task, &p);
+    int64_t panels = ceil_div(M, p.panel_rows) * ceil_div(N, p.panel_cols);
+    if (!p.own_product && kernels_one_blas_caller()) {
+        for (int64_t i = 0; i < panels; i++) panel_task(&p, i);
+        return;
+    }
+    share_tasks(panels, panel_task, &p);
 }

@@ -183,14 +183,15 @@ START_TEST(threads_do_not_change_bits) {
             Arrays x = make_arrays(&r, &c, &test_paths[p]);
             size_t bytes = (size_t)(c.M * c.ldc) * dtype_size(x.path->dtype);
             void *first = NULL;
-            static const int threads[] = {1, 1, 2, 3, 2};
-            for (int t = 0; t < 5; t++) {
-                kernels_init(threads[t]);
+            /* Many times: a BLAS that isn't safe to call from several threads errs about once in a hundred. */
+            for (int t = 0; t < 100; t++) {
+                kernels_init(t == 0 ? 1 : 1 + t % 3);
                 memcpy(x.C, x.C_before, bytes);
                 memcpy(x.aux, x.aux_before, bytes);
                 run_case(&x);
                 if (!first) first = copy_array(x.C, c.M * c.ldc, x.path->dtype);
-                ck_assert_msg(memcmp(first, x.C, bytes) == 0, "%s, %d threads, shape %zu", x.path->name, threads[t], n);
+                ck_assert_msg(memcmp(first, x.C, bytes) == 0, "%s, %d threads, shape %zu", x.path->name,
+                              t == 0 ? 1 : 1 + t % 3, n);
             }
             free(first);
             free_arrays(&x);
