@@ -26,6 +26,9 @@
 /* A macro with a constant in front, so that calls of *_avx2 functions vanish on other machines. */
 #define kernels_avx2() (KERNELS_X86 && kernels_avx2_chosen())
 bool kernels_avx2_chosen(void);
+/* AVX-512 (F, VL, BW, DQ) on top of it: pays in the matrix product. */
+#define kernels_avx512() (KERNELS_X86 && kernels_avx512_chosen())
+bool kernels_avx512_chosen(void);
 /* As given to kernels_init; 1 before. */
 int kernels_threads(void);
 /* The linked BLAS may not be called by several threads at once. */

@@ -18,7 +18,7 @@ extern char *openblas_get_config(void) __attribute__((weak));
 
 static struct {
     int threads;         /* 0: kernels_init was not called */
-    bool force_portable;
+    bool force_portable, without_avx512;
     bool one_blas_caller; /* the BLAS may not be called by several threads at once */
     double peak_flops[2]; /* fp32, fp64; 0: not measured yet */
 } state;
@@ -50,11 +50,24 @@ static bool cpu_has_avx2(void) {
 #endif
 }
 
+static bool cpu_has_avx512(void) {
+#if KERNELS_X86
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+#else
+    return false;
+#endif
+}
+
 bool kernels_avx2_chosen(void) { return !state.force_portable && cpu_has_avx2(); }
 
-const char *kernels_path(void) { return kernels_avx2() ? "avx2" : "portable"; }
+bool kernels_avx512_chosen(void) { return !state.without_avx512 && kernels_avx2_chosen() && cpu_has_avx512(); }
+
+const char *kernels_path(void) { return kernels_avx512() ? "avx512" : kernels_avx2() ? "avx2" : "portable"; }
 
 void kernels_force_portable(bool portable) { state.force_portable = portable; }
+
+void kernels_without_avx512(bool without) { state.without_avx512 = without; }
 
 void share_chunks(int64_t count, ChunkFunction run, void *args) {
     int threads = (int)min_i64(kernels_threads(), count);
@@ -86,7 +99,9 @@ typedef struct {
 
 static void peak_task(void *args, int64_t index) {
     PeakArgs *a = args;
-    if (kernels_avx2()) {
+    if (kernels_avx512()) {
+        a->sink[index] = peak_loop_avx512(a->dtype, a->iterations);
+    } else if (kernels_avx2()) {
         a->sink[index] = peak_loop_avx2(a->dtype, a->iterations);
     } else {
         a->sink[index] = peak_loop_portable(a->dtype, a->iterations);
@@ -101,7 +116,7 @@ double kernels_peak_flops(DType dtype) {
     PeakArgs *args = xcalloc(1, sizeof(PeakArgs) + sizeof(double) * (uint64_t)threads);
     args->dtype = dtype;
     args->iterations = 20000;
-    double flops = peak_loop_flops(dtype, kernels_avx2()) * (double)args->iterations * threads;
+    double flops = peak_loop_flops(dtype, kernels_avx512() ? 64 : kernels_avx2() ? 32 : 0) * (double)args->iterations * threads;
     /* The best of many short tries: a single long one would count a neighbour's work as ours. */
     double start_s = clock_s(), best = 0.0;
     do {

@@ -1,4 +1,4 @@
-/* matmul.c - matrix product: our own for fp32 on AVX2 (sgemm_avx2.c), single-threaded CBLAS calls elsewhere.
+/* matmul.c - matrix product: our own for fp32 on AVX2 and AVX-512 (sgemm_packed.h), single-threaded CBLAS calls elsewhere.
  * In: row-major matrices and an epilogue.  Out: C, and aux where the epilogue writes it.
  * Invariants: the bits of C do not depend on the number of threads: CBLAS gets panels whose shape depends
  * on M, N and K alone, each over the whole of K; our own product has that property for any cut. The
@@ -20,7 +20,7 @@ typedef struct {
     bool trans_a, trans_b, accumulate;
     const MatmulEpilogue *epilogue;
     DType dtype;
-    bool own_product;               /* sgemm_avx2.c, not CBLAS */
+    bool own_product;               /* sgemm_packed.h, not CBLAS */
     int64_t panel_rows, panel_cols; /* of every panel but the last in its direction */
 } Product;
 
@@ -86,7 +86,11 @@ static void panel_task(void *args, int64_t index) {
     int64_t rows = min_i64(p->panel_rows, p->M - row), cols = min_i64(p->panel_cols, p->N - col);
     if (p->own_product) {
         Sgemm g = {p->C, p->A, p->B, p->ldc, p->lda, p->ldb, p->K, p->trans_a, p->trans_b, p->accumulate, p->epilogue};
-        sgemm_rectangle_avx2(&g, row, rows, col, cols);
+        if (kernels_avx512()) {
+            sgemm_rectangle_avx512(&g, row, rows, col, cols);
+        } else {
+            sgemm_rectangle_avx2(&g, row, rows, col, cols);
+        }
     } else if (p->dtype == DT_F64) {
         panel_f64(p, row, rows, col, cols);
     } else {

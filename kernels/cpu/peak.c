@@ -5,9 +5,8 @@
 
 enum { LANES = 48 };
 
-double peak_loop_flops(DType dtype, bool avx2) {
-    if (avx2) return 2.0 * 12.0 * (dtype == DT_F64 ? 4.0 : 8.0);
-    return 2.0 * LANES;
+double peak_loop_flops(DType dtype, int register_bytes) {
+    return 2.0 * (register_bytes ? (double)PEAK_CHAINS * register_bytes / (double)dtype_size(dtype) : LANES);
 }
 
 static double loop_f32(int64_t iterations) {

@@ -1,4 +1,4 @@
-/* sgemm.h - fp32 product for AVX2 and FMA, by rectangles of C. */
+/* sgemm.h - fp32 product for AVX2 with FMA and for AVX-512, by rectangles of C. */
 #ifndef TRIDENT_KERNELS_CPU_SGEMM_H
 #define TRIDENT_KERNELS_CPU_SGEMM_H
 
@@ -18,5 +18,6 @@ typedef struct {
 
 /* Rows [row, row + rows), columns [col, col + cols) of C, neither empty. */
 void sgemm_rectangle_avx2(const Sgemm *g, int64_t row, int64_t rows, int64_t col, int64_t cols);
+void sgemm_rectangle_avx512(const Sgemm *g, int64_t row, int64_t rows, int64_t col, int64_t cols);
 
 #endif

@@ -211,7 +211,7 @@ static void check_shape(TestRandom *r, AttentionShape s, bool documents, double 
     for (int i = 0; i < 3; i++) {
         const TestPath *path = &test_paths[i];
         Problem p = make_problem(r, s, documents, size, path->dtype);
-        kernels_force_portable(path->portable);
+        test_path_choose(path);
         run_problem(&p);
         Reference ref = reference_run(&p);
         /* Gaps between rows hold zero in the reference and in the arrays: writing there shows too. */
@@ -310,7 +310,7 @@ START_TEST(threads_do_not_change_bits) {
     for (int n = 0; n < 4; n++) {
         for (int i = 0; i < 3; i++) {
             Problem p = make_problem(&r, shape_of(2, 150, 150 + n, 2, 1 + n, 32 + 2 * n, n), n % 2, 1.0, test_paths[i].dtype);
-            kernels_force_portable(test_paths[i].portable);
+            test_path_choose(&test_paths[i]);
             check_bits(&p, test_paths[i].name);
             free_problem(&p);
         }
@@ -325,7 +325,7 @@ START_TEST(nan_in_a_query_shows) {
     kernels_init(1);
     for (int i = 0; i < 3; i++) {
         Problem p = make_problem(&r, shape_of(1, 20, 20, 1, 1, 16, 0), false, 1.0, test_paths[i].dtype);
-        kernels_force_portable(test_paths[i].portable);
+        test_path_choose(&test_paths[i]);
         set_element(p.q, at_q(&p.s, 0, 9, 0) + 3, NAN, p.dtype);
         run_problem(&p);
         for (int64_t t = 0; t < 20; t++) ck_assert(isnan(element(p.out, at_out(&p.s, 0, t, 0), p.dtype)) == (t == 9));

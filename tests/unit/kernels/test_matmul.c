@@ -110,7 +110,7 @@ static void free_arrays(Arrays *x) {
 }
 
 static void check_case(TestRandom *r, const Case *c, const TestPath *path) {
-    kernels_force_portable(path->portable);
+    test_path_choose(path);
     Arrays x = make_arrays(r, c, path);
     run_case(&x);
     compare_case(&x);
@@ -136,7 +136,7 @@ START_TEST(random_shapes_match) {
         c.kind = (Epilogue)random_int(&r, 4);
         c.accumulate = c.kind == EPILOGUE_NONE && random_int(&r, 2);
         set_strides(&r, &c, 9);
-        for (int p = 0; p < 3; p++) check_case(&r, &c, &test_paths[p]);
+        for (int p = 0; p < TEST_PATHS; p++) check_case(&r, &c, &test_paths[p]);
     }
 }
 END_TEST
@@ -152,7 +152,7 @@ START_TEST(blocked_shapes_match) {
                       .trans_b = trans & 2, .accumulate = trans == 3, .with_bias = true};
             if (trans < 3) c.kind = (Epilogue)(trans + 1);
             set_strides(&r, &c, 20);
-            for (int p = 0; p < 3; p++) check_case(&r, &c, &test_paths[p]);
+            for (int p = 0; p < TEST_PATHS; p++) check_case(&r, &c, &test_paths[p]);
         }
     }
 }
@@ -165,7 +165,7 @@ START_TEST(empty_sides_are_handled) {
             Case c = {.M = bits & 1 ? 0 : 5, .N = bits & 2 ? 0 : 7, .K = bits & 4 ? 0 : 3, .with_bias = true,
                       .kind = (Epilogue)kind, .accumulate = kind == EPILOGUE_NONE && bits == 4};
             set_strides(&r, &c, 0);
-            for (int p = 0; p < 3; p++) check_case(&r, &c, &test_paths[p]);
+            for (int p = 0; p < TEST_PATHS; p++) check_case(&r, &c, &test_paths[p]);
         }
     }
 }
@@ -175,11 +175,11 @@ START_TEST(threads_do_not_change_bits) {
     static const int64_t shapes[][3] = {{300, 200, 150}, {129, 700, 300}, {64, 48, 1000}, {513, 128, 384}, {5, 1000, 400}};
     TestRandom r = test_random("threads_do_not_change_bits");
     for (size_t n = 0; n < sizeof(shapes) / sizeof(shapes[0]); n++) {
-        for (int p = 0; p < 3; p++) {
+        for (int p = 0; p < TEST_PATHS; p++) {
             Case c = {.M = shapes[n][0], .N = shapes[n][1], .K = shapes[n][2], .trans_b = n % 2, .with_bias = true,
                       .kind = n % 2 ? EPILOGUE_BIAS_GELU : EPILOGUE_DGELU};
             set_strides(&r, &c, 3);
-            kernels_force_portable(test_paths[p].portable);
+            test_path_choose(&test_paths[p]);
             Arrays x = make_arrays(&r, &c, &test_paths[p]);
             size_t bytes = (size_t)(c.M * c.ldc) * dtype_size(x.path->dtype);
             void *first = NULL;

@@ -67,7 +67,7 @@ START_TEST(rotation_matches_and_inverts) {
     for (int n = 0; n < 30; n++) {
         kernels_init(1 + n % 3);
         for (int i = 0; i < 3; i++) {
-            kernels_force_portable(test_paths[i].portable);
+            test_path_choose(&test_paths[i]);
             check_rotation(&r, &test_paths[i], 1 + random_int(&r, 65), 1 + random_int(&r, 4), random_choice(&r, sizes, 6),
                            random_int(&r, 8));
         }
@@ -81,7 +81,7 @@ START_TEST(threads_do_not_change_bits) {
     TestRandom r = test_random("threads_do_not_change_bits");
     for (int i = 0; i < 3; i++) {
         DType dtype = test_paths[i].dtype;
-        kernels_force_portable(test_paths[i].portable);
+        test_path_choose(&test_paths[i]);
         void *x = random_array(&r, COUNT, 1.0, dtype), *table = random_array(&r, N * D, 1.0, dtype), *first = NULL;
         int32_t positions[N];
         for (int32_t n = 0; n < N; n++) positions[n] = n;
