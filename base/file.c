@@ -80,9 +80,11 @@ static char *directory_of(const char *path) {
 int directory_sync(const char *path, Error *err, int status) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return error_set(err, status, "%s: cannot open the directory: %s", path, strerror(errno));
-    int rc = 0;
+    int rc = 0, synced;
+    do synced = fsync(fd);
+    while (synced != 0 && errno == EINTR);
     /* Some file systems do not support fsync on a directory and answer EINVAL. */
-    if (fsync(fd) != 0 && errno != EINVAL) {
+    if (synced != 0 && errno != EINVAL) {
         rc = error_set(err, status, "%s: cannot sync the directory: %s", path, strerror(errno));
     }
     close(fd);

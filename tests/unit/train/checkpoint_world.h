@@ -48,7 +48,7 @@ void *comm_host_gather(Group *group, const void *mine, int64_t bytes, int64_t *l
 /* ---- the state ---- */
 
 typedef struct {
-    char name[64];
+    const char *name; /* static: pieces point to it too */
     DType dtype;
     int dims;
     int64_t shape[2];
@@ -176,11 +176,13 @@ static inline Partition *partition_random(const Logical *logical, int ranks) {
 }
 
 static inline Logical logical_random(void) {
+    static char names[ARRAYS_MAX][64];
     static const DType dtypes[] = {DT_F32, DT_F64, DT_BF16, DT_F16, DT_I32};
     Logical logical = {.n = 1 + (int)draw(ARRAYS_MAX), .version = (uint64_t)draw(1 << 30)};
     for (int i = 0; i < logical.n; i++) {
         LogicalArray *array = &logical.list[i];
-        snprintf(array->name, sizeof array->name, "%s/blocks.%d.\"w\xc3\xa9ight\" %d", i % 2 ? "param" : "adam_m", i, i);
+        snprintf(names[i], sizeof names[i], "%s/blocks.%d.\"w\xc3\xa9ight\" %d", i % 2 ? "param" : "adam_m", i, i);
+        array->name = names[i];
         array->dtype = dtypes[draw(5)];
         array->dims = 1 + (int)draw(2);
         array->shape[0] = 1 + draw(draw(3) ? 12 : 200);
