@@ -95,8 +95,8 @@ void config_free(Config *config);
 
 /* What a resume from a checkpoint that holds old_text does with the changed values: prints a line
  * for each (free: nothing; warn: both values); refuse unless checkpoint.allow names the key. Number of
- * refusals, printed with both values to `errors`. */
-int config_compare_resume(const Config *config, const char *old_text, FILE *notes, FILE *errors);
+ * refusals, printed with both values to `errors`. section: only its keys, NULL: all. */
+int config_compare_resume(const Config *config, const char *old_text, const char *section, FILE *notes, FILE *errors);
 
 /* `trident help [section | section.key]`: unit, default, bounds, choices. 0, or -1: no such key (the
  * nearest is named on errors). */

@@ -71,12 +71,15 @@ static int compare_setting(const Config *config, const Config *old, const Settin
     return refusals;
 }
 
-int config_compare_resume(const Config *config, const char *old_text, FILE *notes, FILE *errors) {
+int config_compare_resume(const Config *config, const char *old_text, const char *section, FILE *notes, FILE *errors) {
     Config old;
     /* The old text gives kv_heads and the like as they were resolved. */
     if (config_load_text(&old, old_text, "the checkpoint's config", NULL, 0, errors) != 0) return 1;
     int refusals = 0;
-    for (int i = 0; i < n_settings; i++) refusals += compare_setting(config, &old, &settings[i], notes, errors);
+    for (int i = 0; i < n_settings; i++) {
+        if (section && strcmp(section, settings[i].section) != 0) continue;
+        refusals += compare_setting(config, &old, &settings[i], notes, errors);
+    }
     config_free(&old);
     return refusals;
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "data/utf8.h"
 #include "train/config_table.h"
 
 static void *field(const Setting *s, const Config *config) { return (char *)(uintptr_t)config + s->offset; }
@@ -118,6 +119,9 @@ int setting_parse(const Setting *s, Config *config, const char *text, char probl
     case TYPE_CHOICE: return parse_choice(s, text, field(s, config), problem);
     case TYPE_TEXT: {
         char **to = field(s, config);
+        /* Logs and checkpoints are JSON, which holds nothing else. */
+        snprintf(problem, 256, "text in UTF-8");
+        if (utf8_valid_prefix(text, strlen(text)) != strlen(text)) return -1;
         free(*to);
         *to = xstrdup(text);
         return 0;

@@ -39,51 +39,64 @@ static char *choose(const Trainer *t, const char *wanted, bool must_exist) {
     return from_first_rank(t->groups.world, found);
 }
 
-void blend_base_free(BlendBase *base) {
-    free(base->counters);
-    *base = (BlendBase){0};
-}
-
-/* {"blend_first_sample": n, "corpora": [{"path": p, "base": n, "drawn": n}, ...]} */
-static char *blend_to_json(const DataSource *source, const BlendBase *base, const int64_t *drawn) {
+/* {"skipped_in_row": n, "corpora": [{"path": p, "drawn": n}, ...]} */
+static char *extra_state(const Trainer *t, const DataSource *source, const int64_t *drawn) {
     json_t *corpora = json_array();
     for (int i = 0; i < data_corpora(source); i++) {
-        json_array_append_new(corpora, json_pack("{s:s, s:I, s:I}", "path", data_corpus_path(source, i), "base",
-                                                 (json_int_t)(base->counters ? base->counters[i] : 0), "drawn",
-                                                 (json_int_t)drawn[i]));
+        int failed = json_array_append_new(corpora, json_pack("{s:s, s:I}", "path", data_corpus_path(source, i), "drawn",
+                                                              (json_int_t)drawn[i]));
+        if (failed) die(EXIT_INTERNAL, "%s: this path is not valid UTF-8", data_corpus_path(source, i));
     }
-    json_t *root = json_pack("{s:I, s:o}", "blend_first_sample", (json_int_t)base->first_sample, "corpora", corpora);
+    json_t *root = json_pack("{s:I, s:o}", "skipped_in_row", (json_int_t)t->skipped_in_row, "corpora", corpora);
     char *text = json_dumps(root, JSON_COMPACT);
     json_decref(root);
-    if (!text) die(EXIT_INTERNAL, "a corpus path is not valid UTF-8");
+    REQUIRE(text);
     return text;
 }
 
-/* The number that a corpus of the old blend has under `key`; 0 for a corpus that is new. */
-static int64_t old_counter(const json_t *corpora, const char *path, const char *key) {
-    size_t i;
-    json_t *corpus;
-    json_array_foreach(corpora, i, corpus) {
-        const char *name = json_string_value(json_object_get(corpus, "path"));
-        if (name && strcmp(name, path) == 0) return json_integer_value(json_object_get(corpus, key));
+static const char *file_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+/* What was drawn of the corpus with this path, else (its folder has moved) of one with its name; 0: it is new. */
+static int64_t drawn_of_path(const json_t *corpora, const char *path) {
+    for (int by_name = 0; by_name < 2; by_name++) {
+        size_t i;
+        json_t *corpus;
+        json_array_foreach(corpora, i, corpus) {
+            const char *old = json_string_value(json_object_get(corpus, "path"));
+            if (!old || strcmp(by_name ? file_name(old) : old, by_name ? file_name(path) : path) != 0) continue;
+            return json_integer_value(json_object_get(corpus, "drawn"));
+        }
     }
     return 0;
 }
 
-/* An unchanged mix goes on where it was; a changed one starts at the present sample, each corpus behind
- * what was already drawn from it, so that nothing repeats. */
-static void restore_blend(DataSource *source, const CheckpointState *state, BlendBase *base) {
+/* Each corpus goes on behind what was already drawn from it, so that nothing repeats. Where the mix is the one
+ * of before, that is where an uninterrupted run would be. The step, not the number of samples, gives the place
+ * in the blend's period: the loader counts so, also after the batch size has changed. */
+static void restore_data(const Trainer *t, DataSource *source, const CheckpointState *state) {
     json_t *root = json_loads(state->extra_json ? state->extra_json : "{}", JSON_REJECT_DUPLICATES, NULL);
     const json_t *corpora = json_object_get(root, "corpora");
-    const bool same = state->data_fingerprint == data_fingerprint(source);
-    base->n = data_corpora(source);
-    base->counters = xcalloc((uint64_t)base->n, sizeof *base->counters);
-    base->first_sample = same ? json_integer_value(json_object_get(root, "blend_first_sample")) : state->samples;
-    for (int i = 0; i < base->n; i++) {
-        base->counters[i] = old_counter(corpora, data_corpus_path(source, i), same ? "base" : "drawn");
+    const int n = data_corpora(source);
+    /* The same files in the same order, wherever they are now: their numbers hold. */
+    const bool same = state->data_fingerprint == data_fingerprint(source) && state->n_corpora == n;
+    int64_t *drawn = xcalloc((uint64_t)n, sizeof *drawn);
+    for (int i = 0; i < n; i++) {
+        drawn[i] = same ? state->corpus_counters[i] : drawn_of_path(corpora, data_corpus_path(source, i));
     }
-    data_set_base(source, base->first_sample, base->counters);
+    data_set_base(source, state->step * t->config->global_batch, drawn);
+    free(drawn);
     json_decref(root);
+}
+
+/* Steps that were skipped in a row up to the save. */
+static int64_t skipped_in_row(const CheckpointState *state) {
+    json_t *root = json_loads(state->extra_json ? state->extra_json : "{}", JSON_REJECT_DUPLICATES, NULL);
+    const int64_t n = json_integer_value(json_object_get(root, "skipped_in_row"));
+    json_decref(root);
+    return n;
 }
 
 static bool allowed(const Config *c, const char *key) {
@@ -98,14 +111,19 @@ static bool allowed(const Config *c, const char *key) {
     return false;
 }
 
+/* Settings of the section (NULL: all) that may not differ and do; rank 0 prints them. */
+static int count_refusals(const Trainer *t, const CheckpointState *state, const char *section) {
+    FILE *out = t->grid.rank == 0 ? stderr : fopen("/dev/null", "w");
+    if (!out) out = stderr;
+    const int refusals = config_compare_resume(t->config, state->config_text, section, out, out);
+    if (out != stderr) fclose(out);
+    return refusals;
+}
+
 static void check_may_continue(const Trainer *t, const DataSource *source, const CheckpointState *state,
                                const char *step_dir) {
     const Config *c = t->config;
-    FILE *quiet = t->grid.rank == 0 ? stderr : fopen("/dev/null", "w");
-    if (!quiet) quiet = stderr;
-    int refusals = config_compare_resume(c, state->config_text, quiet, quiet);
-    if (quiet != stderr) fclose(quiet);
-    if (refusals) {
+    if (count_refusals(t, state, NULL)) {
         die(EXIT_CHECKPOINT, "%s was written by a run with other settings (above); change them back, name them in "
             "checkpoint.allow, or start anew with checkpoint.resume = none and another checkpoint.dir", step_dir);
     }
@@ -129,15 +147,30 @@ static void load_pieces(Trainer *t, const char *step_dir, bool with_optimizer) {
     trainer_pieces_free(pieces, n);
 }
 
-static void continue_from(Trainer *t, DataSource *source, BlendBase *base, const char *step_dir) {
+/* A model of other heads or another base of RoPE would take the same arrays and compute something else. */
+static void start_from_weights(Trainer *t, const char *step_dir) {
+    Error err;
+    CheckpointState state;
+    if (checkpoint_read_state(step_dir, &state, &err) != 0) die_error(&err);
+    if (count_refusals(t, &state, "model")) {
+        die(EXIT_CHECKPOINT, "%s holds the weights of another model (above); change [model], or name the settings in "
+            "checkpoint.allow", step_dir);
+    }
+    load_pieces(t, step_dir, false);
+    log_info(LOG_CKPT, "a new run with the weights of %s", step_dir);
+    checkpoint_state_free(&state);
+}
+
+static void continue_from(Trainer *t, DataSource *source, const char *step_dir) {
     Error err;
     CheckpointState state;
     if (checkpoint_read_state(step_dir, &state, &err) != 0) die_error(&err);
     check_may_continue(t, source, &state, step_dir);
     load_pieces(t, step_dir, true);
-    restore_blend(source, &state, base);
+    restore_data(t, source, &state);
     t->step = state.step;
     t->skipped = state.skipped;
+    t->skipped_in_row = skipped_in_row(&state);
     log_info(LOG_CKPT, "resuming from %s: step %" PRId64 ", %" PRId64 " samples, %" PRId64 " tokens", step_dir,
              state.step, state.samples, state.tokens);
     if (same_layout(t, &state)) {
@@ -149,42 +182,35 @@ static void continue_from(Trainer *t, DataSource *source, BlendBase *base, const
     checkpoint_state_free(&state);
 }
 
-void resume_run(Trainer *t, DataSource *source, BlendBase *base) {
+void resume_run(Trainer *t, DataSource *source) {
     const char *resume = t->config->resume;
-    *base = (BlendBase){.n = data_corpora(source)};
-    base->counters = xcalloc((uint64_t)base->n, sizeof *base->counters);
     if (strcmp(resume, "none") == 0) return;
     const bool weights = strncmp(resume, "weights:", 8) == 0;
     const bool automatic = strcmp(resume, "auto") == 0;
     char *step_dir = choose(t, weights ? resume + 8 : automatic ? t->config->checkpoint_dir : resume, !automatic);
     if (!step_dir) return;
-    if (weights) {
-        load_pieces(t, step_dir, false);
-        log_info(LOG_CKPT, "a new run with the weights of %s", step_dir);
-    } else {
-        free(base->counters);
-        continue_from(t, source, base, step_dir);
-    }
+    if (weights) start_from_weights(t, step_dir);
+    else continue_from(t, source, step_dir);
     free(step_dir);
 }
 
-int save_run(Trainer *t, const DataSource *source, const BlendBase *base, double last_loss, Error *err) {
+int save_run(Trainer *t, const DataSource *source, double last_loss, Error *err) {
     const Config *c = t->config;
     if (trainer_check_replicas(t, err) != 0) return -1;
-    int64_t *drawn = xcalloc((uint64_t)base->n, sizeof *drawn);
+    int64_t *drawn = xcalloc((uint64_t)data_corpora(source), sizeof *drawn);
     CheckpointState state = {.step = t->step,
                              .samples = t->step * c->global_batch,
                              .tokens = t->step * c->global_batch * c->seq_len,
                              .skipped = t->skipped,
                              .config_text = config_text(c),
                              .data_fingerprint = data_fingerprint(source),
-                             .n_corpora = base->n,
+                             .n_corpora = data_corpora(source),
                              .corpus_counters = drawn,
                              .first_loss = last_loss,
                              .grid_size = {t->grid.size[DIM_TENSOR], t->grid.size[DIM_PIPELINE],
                                            t->grid.size[DIM_DATA]}};
     data_counters(source, state.samples, drawn);
-    state.extra_json = blend_to_json(source, base, drawn);
+    state.extra_json = extra_state(t, source, drawn);
     int n;
     CheckpointPiece *pieces = trainer_pieces(t, true, &n);
     int rc = checkpoint_save(c->checkpoint_dir, &state, pieces, n, t->groups.world, c->checkpoint_keep, err);

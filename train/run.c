@@ -40,7 +40,6 @@ typedef struct {
     Trainer trainer;
     Prepared *prepared;
     Launch *launch;
-    BlendBase base;
     Loader *loader;
     Metrics *metrics;      /* rank 0 only */
     double peak_flops;     /* of all ranks' cores together */
@@ -122,7 +121,7 @@ static void save(Run *run) {
     Error err;
     const double start_s = clock_s();
     launch_watch_phase("saving", t->step);
-    if (save_run(t, run->prepared->train, &run->base, run->last_loss, &err) != 0) die_error(&err);
+    if (save_run(t, run->prepared->train, run->last_loss, &err) != 0) die_error(&err);
     if (!run->metrics) return;
     char *text = xasprintf("saved %s/step-%08" PRId64 " in %.2f s", t->config->checkpoint_dir, t->step,
                            clock_s() - start_s);
@@ -239,10 +238,9 @@ int run_training(Prepared *prepared, Launch *launch) {
     gather_memory(&run);
     run.peak_flops = measure_peak(&run, threads);
     print_start(&run, threads);
-    resume_run(&run.trainer, prepared->train, &run.base);
+    resume_run(&run.trainer, prepared->train);
     int status = run.trainer.step < c->total_steps ? train(&run) : finished(&run);
     launch_finish(launch);
-    blend_base_free(&run.base);
     trainer_destroy(&run.trainer);
     comm_destroy(comm);
     return status;
