@@ -90,7 +90,7 @@ static void print_state(const char *step_dir, const Manifest *manifest, FILE *ou
     fprintf(out, "checkpoint %s\n", step_dir);
     fprintf(out, "  step         %" PRId64 " (%" PRId64 " of them skipped)\n", state->step, state->skipped);
     fprintf(out, "  samples      %" PRId64 "\n  tokens       %" PRId64 "\n", state->samples, state->tokens);
-    if (isfinite(state->first_loss)) fprintf(out, "  last loss    %.9g\n", state->first_loss);
+    if (isfinite(state->last_loss)) fprintf(out, "  last loss    %.9g\n", state->last_loss);
     fprintf(out, "  written by   tensor %d x pipeline %d x data %d; any other layout reads it too\n",
             state->grid_size[0], state->grid_size[1], state->grid_size[2]);
     fprintf(out, "  data         fingerprint %016" PRIx64 ", samples drawn of each corpus:", state->data_fingerprint);

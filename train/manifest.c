@@ -125,7 +125,7 @@ static json_t *state_to_json(const CheckpointState *state, Error *err) {
     json_object_set_new(root, "tokens", json_integer(state->tokens));
     json_object_set_new(root, "skipped", json_integer(state->skipped));
     /* JSON knows no NaN. */
-    json_object_set_new(root, "last_loss", isfinite(state->first_loss) ? json_real(state->first_loss) : json_null());
+    json_object_set_new(root, "last_loss", isfinite(state->last_loss) ? json_real(state->last_loss) : json_null());
     json_object_set_new(root, "grid", json_pack("{s:i, s:i, s:i}", "tensor", state->grid_size[0], "pipeline",
                                                 state->grid_size[1], "data", state->grid_size[2]));
     json_object_set_new(root, "data_fingerprint", hex64(state->data_fingerprint));
@@ -217,7 +217,7 @@ static void read_state(Reader *reader, const json_t *root, CheckpointState *stat
     state->data_fingerprint = read_hex64(reader, root, "data_fingerprint");
     const json_t *loss = json_object_get(root, "last_loss");
     if (!json_is_number(loss) && !json_is_null(loss)) fault(reader, "last_loss", "a number or null");
-    state->first_loss = json_is_number(loss) ? json_number_value(loss) : NAN;
+    state->last_loss = json_is_number(loss) ? json_number_value(loss) : NAN;
     const json_t *grid = json_object_get(root, "grid");
     for (int i = 0; i < 3; i++) state->grid_size[i] = (int)read_int(reader, grid, dims[i], INT32_MAX);
     const json_t *counters = read_list(reader, root, "corpus_counters", &state->n_corpora);

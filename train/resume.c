@@ -206,7 +206,7 @@ int save_run(Trainer *t, const DataSource *source, double last_loss, Error *err)
                              .data_fingerprint = data_fingerprint(source),
                              .n_corpora = data_corpora(source),
                              .corpus_counters = drawn,
-                             .first_loss = last_loss,
+                             .last_loss = last_loss,
                              .grid_size = {t->grid.size[DIM_TENSOR], t->grid.size[DIM_PIPELINE],
                                            t->grid.size[DIM_DATA]}};
     data_counters(source, state.samples, drawn);

@@ -245,7 +245,7 @@ static inline void *save_rank(void *argument) {
     char config[] = "[model]\nname = \"caf\xc3\xa9\"\n", extra[] = "{\"loss_scale\":1024,\"list\":[1,2]}";
     const CheckpointState state = {.step = job->step, .samples = job->step * 8, .tokens = job->step * 128, .skipped = 1,
                                    .config_text = config, .data_fingerprint = UINT64_C(0xfedcba9876543210),
-                                   .n_corpora = 2, .corpus_counters = counters, .first_loss = 1.0 / 3.0,
+                                   .n_corpora = 2, .corpus_counters = counters, .last_loss = 1.0 / 3.0,
                                    .grid_size = {1, 2, 3}, .extra_json = extra};
     if (job->begin) job->begin(thread->rank);
     Group *group = job->world.size > 1 ? &job->groups[thread->rank] : NULL;

@@ -79,7 +79,7 @@ START_TEST(state_comes_back) {
     ck_assert_int_eq(state.n_corpora, 2);
     ck_assert_int_eq(state.corpus_counters[0], 300000003);
     ck_assert_int_eq(state.corpus_counters[1], 500000005);
-    ck_assert(state.first_loss == 1.0 / 3.0);
+    ck_assert(state.last_loss == 1.0 / 3.0);
     ck_assert(state.grid_size[0] == 1 && state.grid_size[1] == 2 && state.grid_size[2] == 3);
     ck_assert_str_eq(state.extra_json, "{\"loss_scale\":1024,\"list\":[1,2]}");
     CheckpointArray *arrays;
