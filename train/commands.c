@@ -77,6 +77,7 @@ static int64_t load_weights(Trainer *t, const char *dir) {
     }
     CheckpointState state;
     if (checkpoint_read_state(step_dir, &state, &err) != 0) die_error(&err);
+    resume_check_model(t, &state, step_dir);
     int n;
     CheckpointPiece *pieces = trainer_pieces(t, false, &n);
     if (checkpoint_load(step_dir, pieces, n, &err) != 0) die_error(&err);

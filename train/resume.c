@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "kernels/kernels.h"
 
 /* Rank 0's text on all ranks; NULL stays NULL. Caller frees. */
 static char *from_first_rank(Group *world, char *text) {
@@ -39,7 +40,14 @@ static char *choose(const Trainer *t, const char *wanted, bool must_exist) {
     return from_first_rank(t->groups.world, found);
 }
 
-/* {"skipped_in_row": n, "corpora": [{"path": p, "drawn": n}, ...]} */
+/* What the rounding depends on, besides the grid and the settings that a resume warns of. Caller frees. */
+static char *numerics_text(const Trainer *t) {
+    const Config *c = t->config;
+    return xasprintf("%s kernels, micro_batch %" PRId64 ", sequence parallelism %s, schedule %s", kernels_path(),
+                     c->micro_batch, c->sequence_parallel_on ? "on" : "off", schedule_kind_name(c->schedule));
+}
+
+/* {"skipped_in_row": n, "numerics": text, "corpora": [{"path": p, "drawn": n}, ...]} */
 static char *extra_state(const Trainer *t, const DataSource *source, const int64_t *drawn) {
     json_t *corpora = json_array();
     for (int i = 0; i < data_corpora(source); i++) {
@@ -47,9 +55,12 @@ static char *extra_state(const Trainer *t, const DataSource *source, const int64
                                                               (json_int_t)drawn[i]));
         if (failed) die(EXIT_INTERNAL, "%s: this path is not valid UTF-8", data_corpus_path(source, i));
     }
-    json_t *root = json_pack("{s:I, s:o}", "skipped_in_row", (json_int_t)t->skipped_in_row, "corpora", corpora);
+    char *numerics = numerics_text(t);
+    json_t *root = json_pack("{s:I, s:s, s:o}", "skipped_in_row", (json_int_t)t->skipped_in_row, "numerics", numerics,
+                             "corpora", corpora);
     char *text = json_dumps(root, JSON_COMPACT);
     json_decref(root);
+    free(numerics);
     REQUIRE(text);
     return text;
 }
@@ -76,9 +87,8 @@ static int64_t drawn_of_path(const json_t *corpora, const char *path) {
 /* Each corpus goes on behind what was already drawn from it, so that nothing repeats. Where the mix is the one
  * of before, that is where an uninterrupted run would be. The step, not the number of samples, gives the place
  * in the blend's period: the loader counts so, also after the batch size has changed. */
-static void restore_data(const Trainer *t, DataSource *source, const CheckpointState *state) {
-    json_t *root = json_loads(state->extra_json ? state->extra_json : "{}", JSON_REJECT_DUPLICATES, NULL);
-    const json_t *corpora = json_object_get(root, "corpora");
+static void restore_data(const Trainer *t, DataSource *source, const CheckpointState *state, const json_t *extra) {
+    const json_t *corpora = json_object_get(extra, "corpora");
     const int n = data_corpora(source);
     /* The same files in the same order, wherever they are now: their numbers hold. */
     const bool same = state->data_fingerprint == data_fingerprint(source) && state->n_corpora == n;
@@ -88,15 +98,6 @@ static void restore_data(const Trainer *t, DataSource *source, const CheckpointS
     }
     data_set_base(source, state->step * t->config->global_batch, drawn);
     free(drawn);
-    json_decref(root);
-}
-
-/* Steps that were skipped in a row up to the save. */
-static int64_t skipped_in_row(const CheckpointState *state) {
-    json_t *root = json_loads(state->extra_json ? state->extra_json : "{}", JSON_REJECT_DUPLICATES, NULL);
-    const int64_t n = json_integer_value(json_object_get(root, "skipped_in_row"));
-    json_decref(root);
-    return n;
 }
 
 static bool allowed(const Config *c, const char *key) {
@@ -111,19 +112,32 @@ static bool allowed(const Config *c, const char *key) {
     return false;
 }
 
-/* Settings of the section (NULL: all) that may not differ and do; rank 0 prints them. */
-static int count_refusals(const Trainer *t, const CheckpointState *state, const char *section) {
-    FILE *out = t->grid.rank == 0 ? stderr : fopen("/dev/null", "w");
-    if (!out) out = stderr;
+/* Settings of the section (NULL: all) that may not differ and do. Rank 0 prints every difference that matters;
+ * *differ (may be NULL): whether there is one. */
+static int count_refusals(const Trainer *t, const CheckpointState *state, const char *section, bool *differ) {
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *out = open_memstream(&text, &bytes);
+    if (!out) die(EXIT_LAUNCH, "out of memory for comparing settings");
     const int refusals = config_compare_resume(t->config, state->config_text, section, out, out);
-    if (out != stderr) fclose(out);
+    fclose(out);
+    if (t->grid.rank == 0) fputs(text, stderr);
+    if (differ) *differ = bytes > 0;
+    free(text);
     return refusals;
 }
 
+void resume_check_model(const Trainer *t, const CheckpointState *state, const char *step_dir) {
+    if (count_refusals(t, state, "model", NULL) == 0) return;
+    die(EXIT_CHECKPOINT, "%s holds the weights of another model (above); change [model], or name the settings in "
+        "checkpoint.allow", step_dir);
+}
+
+/* *differ: settings that the coming steps depend on are not those of the steps before. */
 static void check_may_continue(const Trainer *t, const DataSource *source, const CheckpointState *state,
-                               const char *step_dir) {
+                               const char *step_dir, bool *differ) {
     const Config *c = t->config;
-    if (count_refusals(t, state, NULL)) {
+    if (count_refusals(t, state, NULL, differ)) {
         die(EXIT_CHECKPOINT, "%s was written by a run with other settings (above); change them back, name them in "
             "checkpoint.allow, or start anew with checkpoint.resume = none and another checkpoint.dir", step_dir);
     }
@@ -134,28 +148,41 @@ static void check_may_continue(const Trainer *t, const DataSource *source, const
     }
 }
 
-static bool same_layout(const Trainer *t, const CheckpointState *state) {
-    return state->grid_size[0] == t->grid.size[DIM_TENSOR] && state->grid_size[1] == t->grid.size[DIM_PIPELINE] &&
-           state->grid_size[2] == t->grid.size[DIM_DATA];
+/* Whether the run goes on with the bits of one that was never stopped, or why that cannot be promised. */
+static void print_promise(const Trainer *t, const CheckpointState *state, const json_t *extra, bool differ) {
+    const int *now = t->grid.size, *then = state->grid_size;
+    const char *before = json_string_value(json_object_get(extra, "numerics"));
+    char *numerics = numerics_text(t);
+    if (then[0] != now[DIM_TENSOR] || then[1] != now[DIM_PIPELINE] || then[2] != now[DIM_DATA]) {
+        log_info(LOG_CKPT, "written by tensor %d x pipeline %d x data %d: the state is bit-equal, later sums round "
+                 "differently", then[0], then[1], then[2]);
+    } else if (!before || strcmp(before, numerics) != 0) {
+        log_info(LOG_CKPT, "same layout, but written with %s, now %s: the state is bit-equal, later sums may round "
+                 "differently", before ? before : "another program", numerics);
+    } else if (differ) {
+        log_info(LOG_CKPT, "same layout, but other settings (above): the state is bit-equal, what follows is not that of "
+                 "the old ones");
+    } else {
+        log_info(LOG_CKPT, "same layout: the run goes on with the bits of one that was never stopped");
+    }
+    free(numerics);
 }
 
 static void load_pieces(Trainer *t, const char *step_dir, bool with_optimizer) {
     Error err;
     int n;
     CheckpointPiece *pieces = trainer_pieces(t, with_optimizer, &n);
-    if (checkpoint_load(step_dir, pieces, n, &err) != 0) die_error(&err);
+    if (checkpoint_load(step_dir, pieces, n, &err) != 0) {
+        die(err.status, "%s. checkpoint.resume = DIR/step-N names another checkpoint", err.message);
+    }
     trainer_pieces_free(pieces, n);
 }
 
-/* A model of other heads or another base of RoPE would take the same arrays and compute something else. */
 static void start_from_weights(Trainer *t, const char *step_dir) {
     Error err;
     CheckpointState state;
     if (checkpoint_read_state(step_dir, &state, &err) != 0) die_error(&err);
-    if (count_refusals(t, &state, "model")) {
-        die(EXIT_CHECKPOINT, "%s holds the weights of another model (above); change [model], or name the settings in "
-            "checkpoint.allow", step_dir);
-    }
+    resume_check_model(t, &state, step_dir);
     load_pieces(t, step_dir, false);
     log_info(LOG_CKPT, "a new run with the weights of %s", step_dir);
     checkpoint_state_free(&state);
@@ -165,20 +192,18 @@ static void continue_from(Trainer *t, DataSource *source, const char *step_dir) 
     Error err;
     CheckpointState state;
     if (checkpoint_read_state(step_dir, &state, &err) != 0) die_error(&err);
-    check_may_continue(t, source, &state, step_dir);
+    bool differ;
+    check_may_continue(t, source, &state, step_dir, &differ);
     load_pieces(t, step_dir, true);
-    restore_data(t, source, &state);
+    json_t *extra = json_loads(state.extra_json ? state.extra_json : "{}", JSON_REJECT_DUPLICATES, NULL);
+    restore_data(t, source, &state, extra);
     t->step = state.step;
     t->skipped = state.skipped;
-    t->skipped_in_row = skipped_in_row(&state);
+    t->skipped_in_row = json_integer_value(json_object_get(extra, "skipped_in_row"));
     log_info(LOG_CKPT, "resuming from %s: step %" PRId64 ", %" PRId64 " samples, %" PRId64 " tokens", step_dir,
              state.step, state.samples, state.tokens);
-    if (same_layout(t, &state)) {
-        log_info(LOG_CKPT, "same layout: the run goes on with the bits of one that was never stopped");
-    } else {
-        log_info(LOG_CKPT, "written by tensor %d x pipeline %d x data %d: the state is bit-equal, later sums round "
-                 "differently", state.grid_size[0], state.grid_size[1], state.grid_size[2]);
-    }
+    print_promise(t, &state, extra, differ);
+    json_decref(extra);
     checkpoint_state_free(&state);
 }
 

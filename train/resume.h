@@ -12,6 +12,10 @@
  * it does. Dies with EXIT_CHECKPOINT where the checkpoint is damaged or the config may not continue it. */
 void resume_run(Trainer *trainer, DataSource *source);
 
+/* Dies where the checkpoint's model has other settings than the config's: a model of other heads or another base of
+ * RoPE would take the same arrays and compute something else. */
+void resume_check_model(const Trainer *trainer, const CheckpointState *state, const char *step_dir);
+
 /* Saves step trainer->step; on all ranks. 0, or -1 with err. */
 int save_run(Trainer *trainer, const DataSource *source, double last_loss, Error *err);
 
