@@ -150,8 +150,8 @@ static int read_header(Load *load, int index, Error *err) {
     int rc = 0;
     if (bytes != file->header_bytes || found != file->header_xxh3) {
         rc = error_set(err, EXIT_CHECKPOINT, "%s: damaged, or the file of another save: its header has %" PRId64
-                       " bytes with checksum %016" PRIx64 ", the manifest says %" PRId64 " with %016" PRIx64, load->path,
-                       bytes, found, file->header_bytes, file->header_xxh3);
+                       " bytes with checksum %016" PRIx64 ", the manifest says %" PRId64 " with %016" PRIx64,
+                       load->path, bytes, found, file->header_bytes, file->header_xxh3);
     } else {
         rc = safetensors_parse(load->path, header, bytes, file->bytes, &entries, err);
     }
@@ -306,8 +306,8 @@ static int verify_source(Load *load, const Source *source, Error *err) {
         return -1;
     }
     if (found == source->xxh3) return 0;
-    return error_set(err, EXIT_CHECKPOINT, "%s: damaged: its part of %s (bytes %" PRId64 " to %" PRId64 ") has checksum %016"
-                     PRIx64 ", was written with %016" PRIx64, load->path, source->piece.name, source->first_byte,
+    return error_set(err, EXIT_CHECKPOINT, "%s: damaged: its part of %s (bytes %" PRId64 " to %" PRId64 ") has checksum "
+                     "%016" PRIx64 ", was written with %016" PRIx64, load->path, source->piece.name, source->first_byte,
                      source->first_byte + source->bytes, found, source->xxh3);
 }
 

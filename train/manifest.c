@@ -299,7 +299,7 @@ static void read_files(Reader *reader, const json_t *root, Manifest *manifest) {
         const json_t *value = json_array_get(list, (size_t)i);
         ManifestFile *file = &manifest->files[i];
         const char *name = json_string_value(json_object_get(value, "name"));
-        if (!name || !file_name_valid(name)) return fault(reader, "files: name", "the name of a file beside the manifest");
+        if (!name || !file_name_valid(name)) return fault(reader, "files: name", "the name of a file beside this one");
         file->bytes = read_int(reader, value, "bytes", INT64_MAX);
         file->xxh3 = read_hex64(reader, value, "xxh3");
         file->header_bytes = read_int(reader, value, "header_bytes", file->bytes);
@@ -329,8 +329,8 @@ static int check_checksum(const char *path, const char *text, size_t bytes, Erro
     const uint64_t found = XXH3_64bits_digest(hash);
     XXH3_freeState(hash);
     if (found == stated) return 0;
-    return error_set(err, EXIT_CHECKPOINT, "%s: damaged: its %zu bytes have checksum %016" PRIx64 ", it states %016" PRIx64,
-                     path, bytes, found, stated);
+    return error_set(err, EXIT_CHECKPOINT, "%s: damaged: its %zu bytes have checksum %016" PRIx64 ", it states "
+                     "%016" PRIx64, path, bytes, found, stated);
 }
 
 int manifest_from_text(const char *path, const char *text, size_t bytes, Manifest *manifest, Error *err) {
@@ -364,8 +364,8 @@ int manifest_read(const char *step_dir, Manifest *manifest, Error *err) {
     int rc = text ? manifest_from_text(path, text, bytes, manifest, err) : -1;
     const int64_t step = step_of_directory(step_dir);
     if (rc == 0 && step >= 0 && step != manifest->state.step) {
-        rc = error_set(err, EXIT_CHECKPOINT, "%s: is the manifest of step %" PRId64 ", but its directory says step %" PRId64
-                       "; was it renamed or copied?", path, manifest->state.step, step);
+        rc = error_set(err, EXIT_CHECKPOINT, "%s: is the manifest of step %" PRId64 ", but its directory says step "
+                       "%" PRId64 "; was it renamed or copied?", path, manifest->state.step, step);
         manifest_free(manifest);
     }
     free(text);

@@ -51,8 +51,8 @@ static char *numerics_text(const Trainer *t) {
 static char *extra_state(const Trainer *t, const DataSource *source, const int64_t *drawn) {
     json_t *corpora = json_array();
     for (int i = 0; i < data_corpora(source); i++) {
-        int failed = json_array_append_new(corpora, json_pack("{s:s, s:I}", "path", data_corpus_path(source, i), "drawn",
-                                                              (json_int_t)drawn[i]));
+        int failed = json_array_append_new(corpora, json_pack("{s:s, s:I}", "path", data_corpus_path(source, i),
+                                                              "drawn", (json_int_t)drawn[i]));
         if (failed) die(EXIT_INTERNAL, "%s: this path is not valid UTF-8", data_corpus_path(source, i));
     }
     char *numerics = numerics_text(t);
@@ -160,8 +160,8 @@ static void print_promise(const Trainer *t, const CheckpointState *state, const 
         log_info(LOG_CKPT, "same layout, but written with %s, now %s: the state is bit-equal, later sums may round "
                  "differently", before ? before : "another program", numerics);
     } else if (differ) {
-        log_info(LOG_CKPT, "same layout, but other settings (above): the state is bit-equal, what follows is not that of "
-                 "the old ones");
+        log_info(LOG_CKPT, "same layout, but other settings (above): the state is bit-equal, what follows is not that "
+                 "of the old ones");
     } else {
         log_info(LOG_CKPT, "same layout: the run goes on with the bits of one that was never stopped");
     }

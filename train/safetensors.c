@@ -172,8 +172,8 @@ static int parse_entry(const char *path, const char *name, const json_t *value, 
     entry->first_byte = header_bytes + begin;
     entry->bytes = end - begin;
     if (described_bytes(entry, types[kind].bits) != entry->bytes) {
-        return error_set(err, EXIT_CHECKPOINT, "%s: tensor \"%s\" has %" PRId64 " bytes, which its dtype %s and its shape"
-                         " do not give", path, name, entry->bytes, entry->type);
+        return error_set(err, EXIT_CHECKPOINT, "%s: tensor \"%s\" has %" PRId64 " bytes, which its dtype %s and its "
+                         "shape do not give", path, name, entry->bytes, entry->type);
     }
     return 0;
 }
@@ -211,8 +211,8 @@ static int check_partition(const char *path, const Safetensors *file, int64_t he
     for (int i = 0; i < file->n; i++) {
         const SafetensorsEntry *entry = &file->entries[i];
         if (entry->first_byte != expected) {
-            return error_set(err, EXIT_CHECKPOINT, "%s: tensor \"%s\" begins at byte %" PRId64 ", the one before it ends"
-                             " at %" PRId64, path, entry->name, entry->first_byte, expected);
+            return error_set(err, EXIT_CHECKPOINT, "%s: tensor \"%s\" begins at byte %" PRId64 ", the one before it "
+                             "ends at %" PRId64, path, entry->name, entry->first_byte, expected);
         }
         expected += entry->bytes;
     }

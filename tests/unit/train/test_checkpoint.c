@@ -181,7 +181,8 @@ static void refused(Victim *v, const char *what, long at, const char *named) {
     wipe(v->partition, 0x5a);
     ck_assert_msg(load_rank(v->step_dir, v->partition, -1, &err) == -1, "%s at %ld went unnoticed", what, at);
     ck_assert_msg(err.status == EXIT_CHECKPOINT, "%s at %ld: status %d", what, at, err.status);
-    ck_assert_msg(strstr(err.message, named) != NULL, "%s at %ld: \"%s\" does not name %s", what, at, err.message, named);
+    ck_assert_msg(strstr(err.message, named) != NULL, "%s at %ld: \"%s\" does not name %s", what, at, err.message,
+                  named);
     ck_assert_msg(wiped(v->partition, 0x5a), "%s at %ld: pieces were changed", what, at);
 }
 
@@ -518,7 +519,9 @@ START_TEST(notes_are_read_strictly) {
         "xxh3=00000000000000ff shape=99999999999999999999 first=0 count=4 flat=0,4 array=x",
         "xxh3=00000000000000ff shape=4294967296,4294967296 first=0,0 count=1,1 flat=0,1 array=x",
     };
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) ck_assert_msg(!piece_from_note(bad[i], &piece, &sum), "%s", bad[i]);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        ck_assert_msg(!piece_from_note(bad[i], &piece, &sum), "%s", bad[i]);
+    }
 }
 END_TEST
 
@@ -565,7 +568,8 @@ START_TEST(headers_of_safetensors) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Error err = {0};
         const char found = header_of(cases[i].json, 8 + (int64_t)strlen(cases[i].json) + cases[i].data_bytes, &err);
-        ck_assert_msg(found == cases[i].entries, "%s: %c, not %c: %s", cases[i].json, found, cases[i].entries, err.message);
+        ck_assert_msg(found == cases[i].entries, "%s: %c, not %c: %s", cases[i].json, found, cases[i].entries,
+                      err.message);
     }
 }
 END_TEST
