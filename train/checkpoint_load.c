@@ -306,8 +306,8 @@ static int verify_source(Load *load, const Source *source, Error *err) {
         return -1;
     }
     if (found == source->xxh3) return 0;
-    return error_set(err, EXIT_CHECKPOINT, "%s: damaged: its part of %s (bytes %" PRId64 " to %" PRId64 ") has checksum "
-                     "%016" PRIx64 ", was written with %016" PRIx64, load->path, source->piece.name, source->first_byte,
+    return error_set(err, EXIT_CHECKPOINT, "%s: damaged: its part of %s (bytes %" PRId64 " to %" PRId64 ") has "
+                     "checksum %016" PRIx64 ", was written with %016" PRIx64, load->path, source->piece.name, source->first_byte,
                      source->first_byte + source->bytes, found, source->xxh3);
 }
 
