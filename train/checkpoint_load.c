@@ -307,8 +307,8 @@ static int verify_source(Load *load, const Source *source, Error *err) {
     }
     if (found == source->xxh3) return 0;
     return error_set(err, EXIT_CHECKPOINT, "%s: damaged: its part of %s (bytes %" PRId64 " to %" PRId64 ") has "
-                     "checksum %016" PRIx64 ", was written with %016" PRIx64, load->path, source->piece.name, source->first_byte,
-                     source->first_byte + source->bytes, found, source->xxh3);
+                     "checksum %016" PRIx64 ", was written with %016" PRIx64, load->path, source->piece.name,
+                     source->first_byte, source->first_byte + source->bytes, found, source->xxh3);
 }
 
 /* Index of sources or transfers in the order of their bytes, so that files are read from front to back. */
