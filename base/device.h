@@ -4,7 +4,8 @@
  * A STREAM_COMM stream is a FIFO of operations; one progress thread serves the heads of all FIFOs,
  * so that a waiting send does not block a gradient bucket behind it. Events and waits are real:
  * a compute stream that waits for an event blocks the calling thread (asleep, never spinning); a
- * communication stream that waits for an event holds its own FIFO only. */
+ * communication stream that waits for an event holds its own FIFO only. Streams and events are used by
+ * one thread at a time. */
 #ifndef TRIDENT_BASE_DEVICE_H
 #define TRIDENT_BASE_DEVICE_H
 
