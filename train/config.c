@@ -5,115 +5,36 @@
 #include "train/config.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
 #include "train/config_table.h"
 
-void complain_about(Complaints *c, const char *section_key, const char *format, ...) {
-    const char *dot = strchr(section_key, '.'), *where = NULL;
-    for (int i = 0; i < n_settings && dot && c->where; i++) {
-        const size_t n = (size_t)(dot - section_key);
-        if (strncmp(settings[i].section, section_key, n) == 0 && settings[i].section[n] == 0 &&
-            strcmp(settings[i].key, dot + 1) == 0) where = c->where[i];
-    }
-    va_list args;
-    va_start(args, format);
-    fprintf(c->out, "%s: ", where ? where : section_key);
-    vfprintf(c->out, format, args);
-    fputc('\n', c->out);
-    va_end(args);
-    c->n++;
+/* The section, or the one that it was probably meant to be, so that the lines below it are looked at too. */
+static void apply_section(const IniEntry *e, Complaints *c) {
+    const char *meant = section_meant(e->section);
+    if (!meant || strcmp(meant, e->section) != 0) complain_unknown(c, e);
 }
 
-static int distance(const char *a, const char *b) {
-    enum { MAX = 64 };
-    int row[MAX + 1];
-    const int n = (int)strlen(a), m = (int)strlen(b);
-    if (n > MAX || m > MAX) return MAX;
-    for (int j = 0; j <= m; j++) row[j] = j;
-    for (int i = 1; i <= n; i++) {
-        int diagonal = row[0];
-        row[0] = i;
-        for (int j = 1; j <= m; j++) {
-            const int up = row[j];
-            int best = diagonal + (a[i - 1] != b[j - 1]);
-            if (up + 1 < best) best = up + 1;
-            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-            diagonal = up;
-            row[j] = best;
-        }
-    }
-    return row[m];
-}
-
-const char *nearest_name(const char *name, const char *const *names, int n) {
-    const char *best = NULL;
-    int best_distance = 2 + (int)strlen(name) / 4;
-    for (int i = 0; i < n; i++) {
-        const int d = distance(name, names[i]);
-        if (d < best_distance) {
-            best = names[i];
-            best_distance = d;
-        }
-    }
-    return best;
-}
-
-/* Names of all sections (key NULL) or of a section's keys, without repeats. */
-static int list_names(const char *section, const char **names) {
-    int n = 0;
-    for (int i = 0; i < n_settings; i++) {
-        if (section && strcmp(settings[i].section, section) != 0) continue;
-        const char *name = section ? settings[i].key : settings[i].section;
-        if (!n || strcmp(names[n - 1], name) != 0) names[n++] = name;
-    }
-    return n;
-}
-
-static void unknown_key(const IniEntry *e, Complaints *c) {
-    const char **names = xcalloc((uint64_t)n_settings, sizeof *names);
-    c->n++;
-    fprintf(c->out, "%s: [%s] %s = %s: ", e->where, e->section, e->key, e->value);
-    int n = list_names(NULL, names);
-    bool known_section = false;
-    for (int i = 0; i < n; i++) known_section |= strcmp(names[i], e->section) == 0;
-    const char *near = NULL;
-    for (int i = 0; i < n_settings; i++) {
-        if (strcmp(settings[i].key, e->key) == 0) near = settings[i].section;
-    }
-    if (near) {
-        fprintf(c->out, "%s belongs in [%s]\n", e->key, near);
-    } else if (!known_section) {
-        near = nearest_name(e->section, names, n);
-        fprintf(c->out, "there is no section [%s]%s%s%s\n", e->section, near ? "; did you mean [" : "",
-                near ? near : "", near ? "]?" : "");
-    } else {
-        n = list_names(e->section, names);
-        near = nearest_name(e->key, names, n);
-        fprintf(c->out, "unknown key%s%s%s\n", near ? "; did you mean " : "; `trident help ", near ? near : e->section,
-                near ? "?" : "` lists those of the section");
-    }
-    free(names);
-}
-
-static void apply_entry(Config *config, const IniEntry *e, Complaints *c, char **where) {
+static void apply_entry(Config *config, const IniEntry *e, Complaints *c, char **where, bool *bad) {
     const Setting *s = setting_find(e->section, e->key);
-    char problem[256];
+    if (!s && e->file >= 0) { /* a misspelt [section] has been reported */
+        const char *meant = section_meant(e->section);
+        if (meant && strcmp(meant, e->section) != 0) s = setting_find(meant, e->key);
+    }
     if (!s) {
-        unknown_key(e, c);
+        complain_unknown(c, e);
         return;
     }
-    char **place = &where[s - settings];
-    free(*place);
-    *place = xstrdup(e->where);
-    if (setting_parse(s, config, e->value, problem) != 0) {
-        fprintf(c->out, "%s: %s.%s = %s: %s is expected%s%s\n", e->where, s->section, s->key, e->value, problem,
-                s->unit[0] ? ", in " : "", s->unit);
-        c->n++;
-    }
+    const int i = (int)(s - settings);
+    char problem[256], value[INI_EXCERPT_BYTES];
+    free(where[i]);
+    where[i] = xstrdup(e->where);
+    bad[i] = setting_parse(s, config, e->value, problem) != 0;
+    if (!bad[i] || !ini_error_shows(c->out, c->n++)) return;
+    fprintf(c->out, "%s: %s.%s = %s: %s is expected%s%s\n", e->where, s->section, s->key,
+            ini_excerpt(e->value, value), problem, s->unit[0] ? ", in " : "", s->unit);
 }
 
 static void set_defaults(Config *config) {
@@ -146,23 +67,32 @@ static void derive(Config *c, const char *path) {
     default_directory(&c->log_dir, c->name, "log");
     if (!c->kv_heads) c->kv_heads = c->heads;
     if (!c->ffn) c->ffn = c->arch == ARCH_GPT ? 4 * c->hidden : round_up(ceil_div(8 * c->hidden, 3), 64);
-    c->tie_embeddings = c->tie_choice == AUTO ? c->arch == ARCH_GPT : c->tie_choice == YES;
+    /* Resolved here and written so: a checkpoint's "auto" must not differ from this run's "yes". */
+    if (c->tie_choice == AUTO) c->tie_choice = c->arch == ARCH_GPT ? YES : NO;
+    c->tie_embeddings = c->tie_choice == YES;
     c->dtype = c->precision == PRECISION_FP64 ? DT_F64 : DT_F32;
-    const int64_t batch_tokens = c->global_batch * c->seq_len;
-    c->total_steps = c->steps ? c->steps : ceil_div(c->tokens, batch_tokens);
+    c->total_steps = c->steps ? c->steps : ceil_div(c->tokens, c->global_batch * c->seq_len);
 }
 
 static int finish_load(Config *config, Ini *ini, const char *path, char *const *overrides, int n_overrides) {
     for (int i = 0; i < n_overrides; i++) ini_read_override(ini, overrides[i]);
     set_defaults(config);
     char **where = xcalloc((uint64_t)n_settings, sizeof *where);
-    Complaints c = {.out = ini->out, .n = ini->errors, .where = where};
-    for (int i = 0; i < ini->n; i++) apply_entry(config, &ini->entries[i], &c, where);
+    bool *bad = xcalloc((uint64_t)n_settings, sizeof *bad);
+    Complaints c = {.out = ini->out, .n = ini->errors, .name = path, .where = where, .bad = bad};
+    for (int i = 0; i < ini->n; i++) {
+        if (ini->entries[i].key) {
+            apply_entry(config, &ini->entries[i], &c, where, bad);
+        } else {
+            apply_section(&ini->entries[i], &c);
+        }
+    }
     config->origins = where;
     derive(config, path);
-    /* Rules between values make sense only where the values are what the user meant. */
-    if (c.n == 0) config_check_rules(config, &c);
+    c.incomplete = c.n > 0;
+    config_check_rules(config, &c);
     ini_free(ini);
+    free(bad);
     if (c.n) config_free(config);
     return c.n;
 }
@@ -193,61 +123,45 @@ void config_free(Config *config) {
 
 int config_world_size(const Config *c) {
     if (c->ranks) return c->ranks;
-    return c->data ? c->data * c->pipeline * c->tensor : 0;
-}
-
-static void resolve_batch(Config *c, Complaints *out) {
-    const int64_t unit = c->micro_batch * c->data;
-    if (c->global_batch % unit != 0) {
-        const int64_t below = c->global_batch / unit * unit;
-        complain_about(out, "train.global_batch", "global_batch = %" PRId64 " is no multiple of micro_batch x data = %"
-                       PRId64 " x %d = %" PRId64 "; nearest: %" PRId64 "%s%" PRId64, c->global_batch, c->micro_batch,
-                       c->data, unit, below ? below : unit, below ? " or " : " and not ", below ? below + unit : below);
-        return;
-    }
-    c->accumulation = c->global_batch / unit;
-    const bool divides = c->micro_batch * c->seq_len % c->tensor == 0;
-    if (c->sequence_parallel == YES && (c->tensor == 1 || !divides)) {
-        complain_about(out, "parallel.sequence_parallel", "sequence_parallel = yes needs tensor > 1 that divides "
-                       "micro_batch x seq_len = %" PRId64 " x %" PRId64 "; tensor = %d. auto turns it on where it can be",
-                       c->micro_batch, c->seq_len, c->tensor);
-    }
-    c->sequence_parallel_on = c->sequence_parallel != NO && c->tensor > 1 && divides;
+    return c->data * c->pipeline * c->tensor; /* at most 2^20: a rule; 0 where data is not given */
 }
 
 int config_resolve_world(Config *c, int world, FILE *errors) {
-    Complaints out = {.out = errors, .where = c->origins};
+    Complaints out = {.out = errors, .name = c->path, .where = c->origins};
     const int64_t model = (int64_t)c->pipeline * c->tensor;
-    const bool launched = world > 0;
-    if (!launched) world = config_world_size(c);
-    if (!world) world = (int)model;
+    if (world <= 0) world = config_world_size(c);
+    if (world <= 0) world = (int)model;
     if (c->ranks && c->ranks != world) {
-        complain_about(&out, "parallel.ranks", "ranks = %d, but the launcher started %d processes", c->ranks, world);
+        complain_about(&out, "parallel.ranks", "ranks = %d, but the launcher started %d process%s", c->ranks, world,
+                       world == 1 ? "" : "es");
+    } else if (!c->data && world % model != 0) {
+        complain_about(&out, "parallel.pipeline parallel.tensor", "%d process%s (from the launcher): no multiple of "
+                       "pipeline x tensor = %d x %d = %" PRId64 "; nearest: %" PRId64 " or %" PRId64 " processes",
+                       world, world == 1 ? "" : "es", c->pipeline, c->tensor, model, max_i64(1, world / model) * model,
+                       (world / model + 1) * model);
+    } else if (c->data && c->data * model != world) {
+        complain_about(&out, "parallel.data parallel.pipeline parallel.tensor", "data x pipeline x tensor = %d x %d x %d "
+                       "= %" PRId64 ", but the launcher started %d process%s", c->data, c->pipeline, c->tensor,
+                       c->data * model, world, world == 1 ? "" : "es");
     }
-    if (!c->data && world % model != 0) {
-        complain_about(&out, "parallel.data", "%d processes are no multiple of pipeline x tensor = %d x %d = %" PRId64
-                       "; nearest: %" PRId64 " or %" PRId64 " processes", world, c->pipeline, c->tensor, model,
-                       max_i64(1, world / model) * model, (world / model + 1) * model);
-    } else if (!c->data) {
-        c->data = (int)(world / model);
-    }
-    if (out.n == 0 && c->data * model != world) {
-        complain_about(&out, "parallel.data", "data x pipeline x tensor = %d x %d x %d = %" PRId64 ", but there %s %d "
-                       "process%s (%s)", c->data, c->pipeline, c->tensor, c->data * model, world == 1 ? "is" : "are",
-                       world, world == 1 ? "" : "es", launched ? "from the launcher" : "parallel.ranks");
-    }
-    if (out.n == 0) resolve_batch(c, &out);
-    return out.n;
+    if (out.n) return out.n;
+    if (!c->data) c->data = (int)(world / model);
+    config_check_batch(c, c->data, &out);
+    if (out.n) return out.n;
+    c->accumulation = c->global_batch / (c->micro_batch * c->data);
+    const bool divides = c->micro_batch * c->seq_len % c->tensor == 0;
+    c->sequence_parallel_on = c->sequence_parallel != NO && c->tensor > 1 && divides;
+    return 0;
 }
 
 int config_resolve_model(Config *c, int64_t tokenizer_vocab, FILE *errors) {
-    Complaints out = {.out = errors, .where = c->origins};
+    Complaints out = {.out = errors, .name = c->path, .where = c->origins};
     if (!c->vocab) c->vocab = tokenizer_vocab;
     if (!c->vocab) {
         complain_about(&out, "model.vocab", "the vocabulary is not known: set model.vocab, or name data.tokenizer");
-    }
-    if (c->vocab && c->vocab < c->tensor) {
-        complain_about(&out, "model.vocab", "vocab = %" PRId64 " is below tensor = %d", c->vocab, c->tensor);
+    } else if (c->vocab < c->tensor) {
+        complain_about(&out, "model.vocab parallel.tensor", "vocab = %" PRId64 " is below tensor = %d", c->vocab,
+                       c->tensor);
     }
     return out.n;
 }

@@ -23,8 +23,8 @@ typedef struct Config {
     int64_t layers, hidden, heads, kv_heads /* 0: heads */, ffn /* 0: 4 hidden (gpt), 8/3 hidden to a multiple of 64 */;
     int64_t vocab /* 0: the tokenizer's */, seq_len;
     double rope_theta, norm_eps;
-    Tristate tie_choice;   /* as written */
-    bool tie_embeddings;   /* resolved: yes for gpt, no for llama where auto */
+    Tristate tie_choice;   /* YES or NO once loaded: auto is yes for gpt, no for llama */
+    bool tie_embeddings;   /* the same */
     /* [parallel] */
     int ranks, data, pipeline, tensor;
     char *order;
@@ -79,8 +79,8 @@ int config_load(Config *config, const char *path, char *const *overrides, int n_
 /* The same from text; name stands for the file in messages; `include` is an error. */
 int config_load_text(Config *config, const char *text, const char *name, char *const *overrides, int n_overrides,
                      FILE *errors);
-/* Divisions that need the world (data = 0 takes what is left); prints what it derives as an
- * equation when `out` is not NULL. Number of errors, as above. world: ranks of the launcher, or 0. */
+/* What needs the world: data = 0 takes what is left, accumulation, sequence parallelism. Number of errors, as above.
+ * world: ranks of the launcher, or 0. */
 int config_resolve_world(Config *config, int world, FILE *errors);
 void config_print_equation(const Config *config, FILE *out);
 /* The world size a config asks for, before a launcher is known: ranks, else the product, else 0. */

@@ -1,5 +1,6 @@
 /* config_print.c - the config as text: for people, for files, for help, against an older one. */
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +16,9 @@ static void print_settings(const Config *config, bool origins, FILE *out) {
         char *value = setting_format(s, config);
         if (origins) {
             const char *where = config->origins[i] ? config->origins[i] : "default";
-            fprintf(out, "%-24s = %-28s # %s\n", s->key, value, where);
+            const bool is_auto = s->offset == offsetof(Config, sequence_parallel) && strcmp(value, "auto") == 0;
+            fprintf(out, "%-24s = %-28s # %s%s\n", s->key, value, where,
+                    !is_auto ? "" : config->sequence_parallel_on ? "; on here" : "; off here");
         } else {
             fprintf(out, "%s = %s\n", s->key, value);
         }
@@ -46,7 +49,7 @@ static bool listed(const char *list, const char *section, const char *key) {
     char *name = xasprintf("%s.%s", section, key);
     char *copy = xstrdup(list), *rest = NULL;
     bool found = false;
-    for (char *word = strtok_r(copy, ", ", &rest); word; word = strtok_r(NULL, ", ", &rest)) {
+    for (char *word = strtok_r(copy, ", \t\n", &rest); word; word = strtok_r(NULL, ", \t\n", &rest)) {
         found |= strcmp(word, name) == 0;
     }
     free(copy);
@@ -94,7 +97,8 @@ static void help_setting(const Setting *s, FILE *out) {
     } else if (s->type == TYPE_BOOL) {
         fprintf(out, "    yes or no\n");
     } else if (s->type != TYPE_TEXT) {
-        fprintf(out, "    from %g to %g\n", s->min, s->max);
+        char bounds[96];
+        fprintf(out, "    %s\n", setting_bounds(s, bounds));
     }
     static const char *const policies[] = {"may change when a run is resumed", "a resumed run says that it changed",
                                            "a resumed run refuses a change unless checkpoint.allow names it"};
@@ -108,7 +112,7 @@ static void help_line(const Setting *s, FILE *out) {
 static void help_all(FILE *out) {
     fprintf(out, "Settings, with their defaults. `trident help section.key` tells more of one.\n"
                  "[section] and key = value; # and ; begin comments; include = FILE reads another file first;\n"
-                 "numbers take k, M, G, T or Ki, Mi, Gi; times s, m, h. --set section.key=value overrides.\n");
+                 "whole numbers take k, M, G, T or Ki, Mi, Gi, Ti; times ms, s, m, h, d. --set section.key=value overrides.\n");
     const char *section = "";
     for (int i = 0; i < n_settings; i++) {
         if (strcmp(section, settings[i].section) != 0) fprintf(out, "\n[%s]\n", settings[i].section);
@@ -127,23 +131,41 @@ static int help_section(const char *name, FILE *out) {
     return found;
 }
 
+/* What a topic may be: each section, each key alone, each section.key. Caller frees list and names. */
+static char **list_topics(int *n) {
+    char **names = xcalloc(3 * (uint64_t)n_settings, sizeof *names);
+    *n = 0;
+    for (int i = 0; i < n_settings; i++) {
+        const Setting *s = &settings[i];
+        if (i == 0 || strcmp(s->section, settings[i - 1].section) != 0) names[(*n)++] = xstrdup(s->section);
+        names[(*n)++] = xstrdup(s->key);
+        names[(*n)++] = xasprintf("%s.%s", s->section, s->key);
+    }
+    return names;
+}
+
+static void no_such_topic(const char *topic, FILE *errors) {
+    int n;
+    char **names = list_topics(&n), excerpt[INI_EXCERPT_BYTES];
+    const char *near = nearest_name(topic, (const char *const *)names, n);
+    fprintf(errors, "error: there is no setting or section %s%s%s%s\n", ini_excerpt(topic, excerpt),
+            near ? "; did you mean " : "", near ? near : "", near ? "?" : "; `trident help` lists them all");
+    for (int i = 0; i < n; i++) free(names[i]);
+    free(names);
+}
+
 int config_help(const char *topic, FILE *out, FILE *errors) {
     if (!topic) return help_all(out), 0;
     if (help_section(topic, out)) return 0;
-    char **names = xcalloc((uint64_t)n_settings, sizeof *names);
     int found = 0;
     for (int i = 0; i < n_settings; i++) {
-        names[i] = xasprintf("%s.%s", settings[i].section, settings[i].key);
-        if (strcmp(topic, names[i]) != 0 && strcmp(topic, settings[i].key) != 0) continue;
-        help_setting(&settings[i], out);
+        const Setting *s = &settings[i];
+        const size_t n = strlen(s->section);
+        const bool full = strncmp(topic, s->section, n) == 0 && topic[n] == '.' && strcmp(topic + n + 1, s->key) == 0;
+        if (!full && strcmp(topic, s->key) != 0) continue;
+        help_setting(s, out);
         found++;
     }
-    const char *near = found ? NULL : nearest_name(topic, (const char *const *)names, n_settings);
-    if (!found) {
-        fprintf(errors, "error: there is no setting %s%s%s%s\n", topic, near ? "; did you mean " : "",
-                near ? near : "", near ? "?" : "; `trident help` lists them all");
-    }
-    for (int i = 0; i < n_settings; i++) free(names[i]);
-    free(names);
+    if (!found) no_such_topic(topic, errors);
     return found ? 0 : -1;
 }

@@ -13,7 +13,6 @@ static const char *const decays[] = {"constant", "cosine", "linear", "wsd", NULL
 static const char *const scalings[] = {"none", "linear", "sqrt", NULL};
 
 #define AT(field) offsetof(Config, field)
-#define HUGE_COUNT 9e18
 #define NUMBER(section, key, type, field, fallback, min, max, unit, resume, help) \
     {section, key, type, AT(field), fallback, min, max, unit, NULL, resume, help}
 #define WORD(section, key, field, fallback, choices, resume, help) \
@@ -61,23 +60,23 @@ const Setting settings[] = {
     FLAG("parallel", "allow_cross_node_tensor", allow_cross_node_tensor, "no", RESUME_FREE,
          "let a tensor group cross hosts (slow) in place of stopping"),
 
-    NUMBER("train", "steps", TYPE_INT64, steps, "0", 0, HUGE_COUNT, "steps", RESUME_WARN,
+    NUMBER("train", "steps", TYPE_INT64, steps, "0", 0, SETTING_MAX_NONE, "steps", RESUME_WARN,
            "length of the run; or give tokens"),
-    NUMBER("train", "tokens", TYPE_INT64, tokens, "0", 0, HUGE_COUNT, "tokens", RESUME_WARN,
+    NUMBER("train", "tokens", TYPE_INT64, tokens, "0", 0, SETTING_MAX_NONE, "tokens", RESUME_WARN,
            "length of the run in tokens; or give steps"),
     NUMBER("train", "micro_batch", TYPE_INT64, micro_batch, "1", 1, 1 << 20, "sequences", RESUME_FREE,
            "sequences that one rank takes through the model at a time"),
     NUMBER("train", "global_batch", TYPE_INT64, global_batch, "8", 1, 1 << 30, "sequences", RESUME_REFUSE,
            "sequences of one step over all ranks; a multiple of micro_batch x data"),
-    NUMBER("train", "seed", TYPE_INT64, seed, "1234", 0, HUGE_COUNT, "", RESUME_REFUSE,
+    NUMBER("train", "seed", TYPE_INT64, seed, "1234", 0, SETTING_MAX_NONE, "", RESUME_REFUSE,
            "initial weights and sample order are a pure function of it"),
     WORD("train", "precision", precision, "fp32", precisions, RESUME_REFUSE,
          "of parameters and activations; fp64 is the reference, slow"),
     NUMBER("train", "threads", TYPE_INT, threads, "0", 0, 4096, "threads", RESUME_FREE,
            "of each rank; 0: the cores of the host shared by its ranks; the bits do not depend on it"),
-    NUMBER("train", "init_std", TYPE_DOUBLE, init_std, "0.02", 0, 10, "", RESUME_REFUSE,
+    NUMBER("train", "init_std", TYPE_DOUBLE, init_std, "0.02", 0, 10, "", RESUME_WARN,
            "standard deviation of initial weights; / sqrt(2 layers) where a block adds to the residual stream"),
-    NUMBER("train", "eval_every", TYPE_INT64, eval_every, "0", 0, HUGE_COUNT, "steps", RESUME_FREE,
+    NUMBER("train", "eval_every", TYPE_INT64, eval_every, "0", 0, SETTING_MAX_NONE, "steps", RESUME_FREE,
            "validation loss every so many steps and at the end; 0: never"),
     NUMBER("train", "eval_batches", TYPE_INT64, eval_batches, "8", 1, 1 << 30, "global batches", RESUME_FREE,
            "how much validation data each time, at most all of it once"),
@@ -87,11 +86,11 @@ const Setting settings[] = {
     WORD("optimizer", "kind", optimizer, "adamw", optimizers, RESUME_REFUSE, "adamw, or sgd with momentum beta1"),
     NUMBER("optimizer", "lr", TYPE_DOUBLE, lr, "3e-4", 0, 1e3, "", RESUME_WARN, "learning rate after warm-up"),
     NUMBER("optimizer", "min_lr", TYPE_DOUBLE, min_lr, "0", 0, 1e3, "", RESUME_WARN, "learning rate at the end"),
-    NUMBER("optimizer", "warmup_steps", TYPE_INT64, warmup_steps, "0", 0, HUGE_COUNT, "steps", RESUME_WARN,
+    NUMBER("optimizer", "warmup_steps", TYPE_INT64, warmup_steps, "0", 0, SETTING_MAX_NONE, "steps", RESUME_WARN,
            "linear warm-up; step s of it (from 1) has lr s / warmup_steps"),
     WORD("optimizer", "decay", decay, "cosine", decays, RESUME_WARN,
          "after warm-up; wsd: constant, then linear over the last decay_steps"),
-    NUMBER("optimizer", "decay_steps", TYPE_INT64, decay_steps, "0", 0, HUGE_COUNT, "steps", RESUME_WARN,
+    NUMBER("optimizer", "decay_steps", TYPE_INT64, decay_steps, "0", 0, SETTING_MAX_NONE, "steps", RESUME_WARN,
            "length of the final decay of wsd"),
     NUMBER("optimizer", "beta1", TYPE_DOUBLE, beta1, "0.9", 0, 0.999999, "", RESUME_WARN,
            "decay of the first moment; momentum of sgd"),
@@ -107,7 +106,7 @@ const Setting settings[] = {
          "learning rate times global_batch / base_batch (linear), its root (sqrt), or as given"),
     NUMBER("optimizer", "base_batch", TYPE_INT64, base_batch, "0", 0, 1 << 30, "sequences", RESUME_WARN,
            "batch that lr was chosen for; needed by lr_scaling"),
-    NUMBER("optimizer", "max_skipped", TYPE_INT64, max_skipped, "10", 1, HUGE_COUNT, "steps", RESUME_FREE,
+    NUMBER("optimizer", "max_skipped", TYPE_INT64, max_skipped, "10", 1, SETTING_MAX_NONE, "steps", RESUME_FREE,
            "so many non-finite steps in a row stop the run"),
 
     TEXT("data", "train", train_data, "", RESUME_WARN,
@@ -119,9 +118,9 @@ const Setting settings[] = {
          "documents packed in one sample do not see one another; positions restart; no loss across the border"),
 
     TEXT("checkpoint", "dir", checkpoint_dir, "", RESUME_FREE, "default: runs/NAME/checkpoints, NAME of the config file"),
-    NUMBER("checkpoint", "every", TYPE_INT64, checkpoint_every, "0", 0, HUGE_COUNT, "steps", RESUME_FREE,
+    NUMBER("checkpoint", "every", TYPE_INT64, checkpoint_every, "0", 0, SETTING_MAX_NONE, "steps", RESUME_FREE,
            "save every so many steps; 0: only at the end and when stopped"),
-    NUMBER("checkpoint", "keep", TYPE_INT64, checkpoint_keep, "2", 0, HUGE_COUNT, "checkpoints", RESUME_FREE,
+    NUMBER("checkpoint", "keep", TYPE_INT64, checkpoint_keep, "2", 0, SETTING_MAX_NONE, "checkpoints", RESUME_FREE,
            "how many stay; 0: all"),
     TEXT("checkpoint", "resume", resume, "auto", RESUME_FREE,
          "auto: the newest in checkpoint.dir, if any; none: start anew; DIR: from there; weights:DIR: weights only"),
@@ -129,7 +128,7 @@ const Setting settings[] = {
          "comma list of settings that this resume may change although it normally refuses"),
 
     TEXT("log", "dir", log_dir, "", RESUME_FREE, "default: runs/NAME/log"),
-    NUMBER("log", "every", TYPE_INT64, log_every, "10", 1, HUGE_COUNT, "steps", RESUME_FREE,
+    NUMBER("log", "every", TYPE_INT64, log_every, "10", 1, SETTING_MAX_NONE, "steps", RESUME_FREE,
            "plain lines every so many steps where output is no terminal; metrics.jsonl has every step"),
     FLAG("log", "tensorboard", tensorboard, "yes", RESUME_FREE, "write TensorBoard event files beside metrics.jsonl"),
 };
