@@ -140,8 +140,8 @@ int config_resolve_world(Config *c, int world, FILE *errors) {
                        world, world == 1 ? "" : "es", c->pipeline, c->tensor, model, max_i64(1, world / model) * model,
                        (world / model + 1) * model);
     } else if (c->data && c->data * model != world) {
-        complain_about(&out, "parallel.data parallel.pipeline parallel.tensor", "data x pipeline x tensor = %d x %d x %d "
-                       "= %" PRId64 ", but the launcher started %d process%s", c->data, c->pipeline, c->tensor,
+        complain_about(&out, "parallel.data parallel.pipeline parallel.tensor",
+                       "data x pipeline x tensor = %d x %d x %d = %" PRId64 ", but the launcher started %d process%s", c->data, c->pipeline, c->tensor,
                        c->data * model, world, world == 1 ? "" : "es");
     }
     if (out.n) return out.n;

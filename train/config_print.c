@@ -112,7 +112,8 @@ static void help_line(const Setting *s, FILE *out) {
 static void help_all(FILE *out) {
     fprintf(out, "Settings, with their defaults. `trident help section.key` tells more of one.\n"
                  "[section] and key = value; # and ; begin comments; include = FILE reads another file first;\n"
-                 "whole numbers take k, M, G, T or Ki, Mi, Gi, Ti; times ms, s, m, h, d. --set section.key=value overrides.\n");
+                 "whole numbers take k, M, G, T or Ki, Mi, Gi, Ti; times ms, s, m, h, d. --set section.key=value "
+                 "overrides.\n");
     const char *section = "";
     for (int i = 0; i < n_settings; i++) {
         if (strcmp(section, settings[i].section) != 0) fprintf(out, "\n[%s]\n", settings[i].section);

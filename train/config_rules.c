@@ -72,9 +72,9 @@ void config_check_batch(const Config *c, int64_t data, Complaints *out) {
     const int64_t unit = c->micro_batch * data;
     char text[64];
     if (c->global_batch % unit == 0) return;
-    complain_about(out, "train.global_batch train.micro_batch parallel.data", "global_batch = %" PRId64 " is no multiple "
-                   "of micro_batch x data = %" PRId64 " x %" PRId64 " = %" PRId64 "; nearest: %s", c->global_batch,
-                   c->micro_batch, data, unit, nearest_multiples(c->global_batch, unit, text));
+    complain_about(out, "train.global_batch train.micro_batch parallel.data", "global_batch = %" PRId64
+                   " is no multiple of micro_batch x data = %" PRId64 " x %" PRId64 " = %" PRId64 "; nearest: %s",
+                   c->global_batch, c->micro_batch, data, unit, nearest_multiples(c->global_batch, unit, text));
 }
 
 /* What ranks and data say, before a launcher is looked for. */
@@ -82,14 +82,14 @@ static void check_world(const Config *c, Complaints *out) {
     static const char keys[] = "parallel.ranks parallel.data parallel.pipeline parallel.tensor";
     const int64_t model = (int64_t)c->pipeline * c->tensor, world = max_i64(c->data, 1) * model;
     if (world > RANKS_MAX) {
-        complain_about(out, "parallel.data parallel.pipeline parallel.tensor", "data x pipeline x tensor = %d x %d x %d "
-                       "is more than %d processes", c->data, c->pipeline, c->tensor, RANKS_MAX);
+        complain_about(out, "parallel.data parallel.pipeline parallel.tensor",
+                       "data x pipeline x tensor = %d x %d x %d is more than %d processes", c->data, c->pipeline, c->tensor, RANKS_MAX);
         return;
     }
     char text[64];
     if (c->ranks && c->data && c->ranks != world) {
-        complain_about(out, keys, "ranks = %d, but data x pipeline x tensor = %d x %d x %d = %" PRId64, c->ranks, c->data,
-                       c->pipeline, c->tensor, world);
+        complain_about(out, keys, "ranks = %d, but data x pipeline x tensor = %d x %d x %d = %" PRId64, c->ranks,
+                       c->data, c->pipeline, c->tensor, world);
     } else if (c->ranks && c->ranks % model != 0) {
         complain_about(out, keys, "ranks = %d is no multiple of pipeline x tensor = %d x %d = %" PRId64 "; nearest: %s",
                        c->ranks, c->pipeline, c->tensor, model, nearest_multiples(c->ranks, model, text));
@@ -141,8 +141,8 @@ static void check_optimizer(const Config *c, Complaints *out) {
         complain_about(out, "optimizer.min_lr optimizer.lr", "min_lr = %g is above lr = %g", c->min_lr, c->lr);
     }
     if (c->lr_scaling != LR_SCALING_NONE && c->base_batch == 0) {
-        complain_about(out, "optimizer.lr_scaling optimizer.base_batch", "lr_scaling needs base_batch, the global batch "
-                       "that lr = %g was chosen for (this run's is %" PRId64 ")", c->lr, c->global_batch);
+        complain_about(out, "optimizer.lr_scaling optimizer.base_batch",
+                       "lr_scaling needs base_batch, the global batch that lr = %g was chosen for (this run's is %" PRId64 ")", c->lr, c->global_batch);
     }
 }
 
@@ -199,7 +199,8 @@ static void check_sizes(const Config *c, Complaints *out) {
     const double parameters = (double)c->layers * (double)c->hidden * (double)(4 * c->hidden + 3 * c->ffn);
     if (parameters > 0x1p60) {
         complain_about(out, "model.layers model.hidden", "layers = %" PRId64 " of hidden = %" PRId64
-                       " and ffn = %" PRId64 " are more parameters than any memory holds", c->layers, c->hidden, c->ffn);
+                       " and ffn = %" PRId64 " are more parameters than any memory holds", c->layers, c->hidden,
+                       c->ffn);
     }
 }
 

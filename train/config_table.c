@@ -117,7 +117,8 @@ const Setting settings[] = {
     FLAG("data", "mask_documents", mask_documents, "no", RESUME_REFUSE,
          "documents packed in one sample do not see one another; positions restart; no loss across the border"),
 
-    TEXT("checkpoint", "dir", checkpoint_dir, "", RESUME_FREE, "default: runs/NAME/checkpoints, NAME of the config file"),
+    TEXT("checkpoint", "dir", checkpoint_dir, "", RESUME_FREE, "default: runs/NAME/checkpoints, NAME of the config "
+         "file"),
     NUMBER("checkpoint", "every", TYPE_INT64, checkpoint_every, "0", 0, SETTING_MAX_NONE, "steps", RESUME_FREE,
            "save every so many steps; 0: only at the end and when stopped"),
     NUMBER("checkpoint", "keep", TYPE_INT64, checkpoint_keep, "2", 0, SETTING_MAX_NONE, "checkpoints", RESUME_FREE,

@@ -109,7 +109,8 @@ static int parse_real(const Setting *s, Config *config, const char *text, char p
     double value;
     char bounds[96];
     const bool duration = s->type == TYPE_DURATION;
-    snprintf(problem, 256, "%s %s", duration ? "a time (such as 30s, 10m or 2h)" : "a number", setting_bounds(s, bounds));
+    snprintf(problem, 256, "%s %s", duration ? "a time (such as 30s, 10m or 2h)" : "a number",
+             setting_bounds(s, bounds));
     int rc = duration ? parse_duration(text, &value) : parse_double(text, &value);
     if (rc != 0 || !(value >= s->min && value <= s->max)) return -1;
     *(double *)field(s, config) = value;

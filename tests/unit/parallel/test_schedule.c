@@ -104,7 +104,8 @@ static bool stage_holds(const Schedule *schedule, char problem[256]) {
     const int bound = gpipe ? schedule->micro_batches
                             : (int)min_i64(schedule->stages - schedule->stage, schedule->micro_batches);
     good &= s.live_max <= bound && schedule->slots <= bound;
-    if (!good) snprintf(problem, 256, "counts: %d live at most, %d slots, bound %d", s.live_max, schedule->slots, bound);
+    if (!good) snprintf(problem, 256, "counts: %d live at most, %d slots, bound %d", s.live_max, schedule->slots,
+                        bound);
     return good;
 }
 
@@ -137,8 +138,8 @@ static void check_bubble(const Schedule *schedules, int stages, int micro_batche
     const double ideal_s = micro_batches * (forward + backward);
     for (int stage = 0; stage < stages; stage++) {
         ck_assert_msg(idle_s[stage] == (stages - 1) * (forward + backward),
-                      "%s, %d stages, %d micro-batches: stage %d is idle %g of %g", schedule_kind_name(schedules[0].kind),
-                      stages, micro_batches, stage, idle_s[stage], total_s);
+                      "%s, %d stages, %d micro-batches: stage %d is idle %g of %g",
+                      schedule_kind_name(schedules[0].kind), stages, micro_batches, stage, idle_s[stage], total_s);
     }
     const double bubble = schedule_bubble(schedules[0].kind, stages, 1, micro_batches);
     ck_assert(bubble == (total_s - ideal_s) / ideal_s);
