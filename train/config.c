@@ -141,7 +141,8 @@ int config_resolve_world(Config *c, int world, FILE *errors) {
                        (world / model + 1) * model);
     } else if (c->data && c->data * model != world) {
         complain_about(&out, "parallel.data parallel.pipeline parallel.tensor",
-                       "data x pipeline x tensor = %d x %d x %d = %" PRId64 ", but the launcher started %d process%s", c->data, c->pipeline, c->tensor,
+                       "data x pipeline x tensor = %d x %d x %d = %" PRId64 ", but the launcher started %d process%s",
+                       c->data, c->pipeline, c->tensor,
                        c->data * model, world, world == 1 ? "" : "es");
     }
     if (out.n) return out.n;

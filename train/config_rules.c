@@ -83,7 +83,8 @@ static void check_world(const Config *c, Complaints *out) {
     const int64_t model = (int64_t)c->pipeline * c->tensor, world = max_i64(c->data, 1) * model;
     if (world > RANKS_MAX) {
         complain_about(out, "parallel.data parallel.pipeline parallel.tensor",
-                       "data x pipeline x tensor = %d x %d x %d is more than %d processes", c->data, c->pipeline, c->tensor, RANKS_MAX);
+                       "data x pipeline x tensor = %d x %d x %d is more than %d processes", c->data, c->pipeline,
+                       c->tensor, RANKS_MAX);
         return;
     }
     char text[64];
@@ -142,7 +143,8 @@ static void check_optimizer(const Config *c, Complaints *out) {
     }
     if (c->lr_scaling != LR_SCALING_NONE && c->base_batch == 0) {
         complain_about(out, "optimizer.lr_scaling optimizer.base_batch",
-                       "lr_scaling needs base_batch, the global batch that lr = %g was chosen for (this run's is %" PRId64 ")", c->lr, c->global_batch);
+                       "lr_scaling needs base_batch, the global batch that lr = %g was chosen for (this run's is "
+                       "%" PRId64 ")", c->lr, c->global_batch);
     }
 }
 
