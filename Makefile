@@ -51,9 +51,38 @@ $(eval $(call test_program,parallel,parallel base))
 $(eval $(call test_program,data,data base))
 $(eval $(call test_program,train,$(FOLDERS)))
 
+setup:
+	@scripts/setup.sh build
+
+# Two at a time: a test of whole runs starts up to eight ranks, but most of its time one thing waits for another.
+check:
+	@scripts/setup.sh check
+	@$(MAKE) -j2 all tests
+	@scripts/list_tests.sh $(BUILD)
+	cd $(BUILD) && TRIDENT=$(CURDIR)/$(BUILD)/trident ctest -j2 --output-on-failure
+
+# The full matrices, then a minute of fuzzing of every reader.
+check-long:
+	@scripts/setup.sh check
+	@$(MAKE) -j2 all tests fuzz
+	@TRIDENT_TEST_LIMIT_S=36000 scripts/list_tests.sh $(BUILD)
+	cd $(BUILD) && TRIDENT_LONG=1 TRIDENT=$(CURDIR)/$(BUILD)/trident ctest -j2 --output-on-failure
+	@for f in $(FUZZERS); do echo "$$f"; (cd build/fuzz && $(CURDIR)/$$f -max_total_time=60 -print_final_stats=1) || exit 1; done
+
+FUZZERS = $(patsubst tests/fuzz/%.c,build/fuzz/tests/%,$(wildcard tests/fuzz/fuzz_*.c))
+fuzz:
+	@$(MAKE) BUILD=build/fuzz CC=clang-14 OPT="-O1 -g" \
+		SANITIZE="-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -Wno-error=unused-command-line-argument" $(FUZZERS)
+build/fuzz/tests/fuzz_%: build/fuzz/obj/tests/fuzz/fuzz_%.o $(FOLDERS:%=build/fuzz/lib%.a)
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS) -fsanitize=fuzzer -o $@ $^ $(LDLIBS)
+
+quickstart:
+	@scripts/quickstart.sh
+
 clean:
 	rm -rf build trident
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
-.PHONY: all tests clean
+.PHONY: all tests setup check check-long fuzz quickstart clean
 .SECONDARY:
