@@ -14,7 +14,8 @@ add() {
     {
         printf 'add_test(%s' "$name"
         for word in "$@"; do printf ' "%s"' "$word"; done
-        printf ')\nset_tests_properties(%s PROPERTIES LABELS %s TIMEOUT %s)\n' "$name" "$label" "$limit"
+        printf ')\nset_tests_properties(%s PROPERTIES LABELS %s TIMEOUT %s WORKING_DIRECTORY "%s" SKIP_RETURN_CODE 77)\n' \
+            "$name" "$label" "$limit" "$root"
     } >>"$out"
 }
 for source in tests/unit/*/test_*.c; do

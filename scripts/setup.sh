@@ -18,6 +18,7 @@ cmake:ctest_runs_the_tests
 check:unit_tests_in_C
 libsubunit-dev:a_library_that_check_is_linked_with
 python3-pytest:tests_of_whole_runs
+libpmi2-0:client_library_of_the_PMI2_launcher
 procps:tests_look_at_processes
 clang-14:second_compiler,_fuzzing
 libclang-rt-14-dev:clang's_sanitizers

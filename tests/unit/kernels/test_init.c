@@ -9,7 +9,12 @@ START_TEST(path_follows_the_cpu_and_can_be_forced) {
     kernels_force_portable(false);
 #if KERNELS_X86
     bool wide = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    bool wider = wide && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                 __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+    ck_assert_str_eq(kernels_path(), wider ? "avx512" : wide ? "avx2" : "portable");
+    kernels_without_avx512(true);
     ck_assert_str_eq(kernels_path(), wide ? "avx2" : "portable");
+    kernels_without_avx512(false);
 #else
     ck_assert_str_eq(kernels_path(), "portable");
 #endif
