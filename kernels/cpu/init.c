@@ -4,6 +4,7 @@
  * the result. The three values below are properties of the process, as the CPU itself is. */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/log.h"
 #include "kernels/cpu/common.h"
@@ -94,11 +95,19 @@ void share_tasks(int64_t count, ChunkFunction run, void *args) {
 typedef struct {
     DType dtype;
     int64_t iterations;
+    double *cpu_s; /* (threads) of the last try */
     double sink[]; /* one a task: keeps the arithmetic alive */
 } PeakArgs;
 
+static double thread_cpu_s(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
 static void peak_task(void *args, int64_t index) {
     PeakArgs *a = args;
+    double start_s = thread_cpu_s();
     if (kernels_avx512()) {
         a->sink[index] = peak_loop_avx512(a->dtype, a->iterations);
     } else if (kernels_avx2()) {
@@ -106,6 +115,7 @@ static void peak_task(void *args, int64_t index) {
     } else {
         a->sink[index] = peak_loop_portable(a->dtype, a->iterations);
     }
+    a->cpu_s[index] = thread_cpu_s() - start_s;
 }
 
 double kernels_peak_flops(DType dtype) {
@@ -114,17 +124,21 @@ double kernels_peak_flops(DType dtype) {
     if (*peak > 0.0) return *peak;
     int threads = kernels_threads();
     PeakArgs *args = xcalloc(1, sizeof(PeakArgs) + sizeof(double) * (uint64_t)threads);
+    args->cpu_s = xcalloc((uint64_t)threads, sizeof(double));
     args->dtype = dtype;
     args->iterations = 20000;
-    double flops = peak_loop_flops(dtype, kernels_avx512() ? 64 : kernels_avx2() ? 32 : 0) * (double)args->iterations * threads;
-    /* The best of many short tries: a single long one would count a neighbour's work as ours. */
+    const int register_bytes = kernels_avx512() ? 64 : kernels_avx2() ? 32 : 0;
+    double flops = peak_loop_flops(dtype, register_bytes) * (double)args->iterations;
+    /* Of the threads' own time, so that waiting for a core that others use counts for nothing; and the best of
+     * several tries, since a core that others use is slower too. */
     double start_s = clock_s(), best = 0.0;
-    do {
-        double try_s = clock_s();
+    for (int tries = 0; tries < 4 || clock_s() - start_s < 0.02; tries++) {
         share_chunks(threads, peak_task, args);
-        double rate = flops / (clock_s() - try_s);
+        double rate = 0.0;
+        for (int t = 0; t < threads; t++) rate += flops / args->cpu_s[t];
         if (rate > best) best = rate;
-    } while (clock_s() - start_s < 0.02);
+    }
+    free(args->cpu_s);
     free(args);
     *peak = best;
     return best;
