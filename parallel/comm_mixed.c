@@ -35,7 +35,8 @@ static WorkState tick_messages(Op *op, BellId bell) {
     Message *messages = op->group->messages;
     WorkState state = WORK_DONE;
     for (int i = 0; i < op->n_messages; i++) {
-        WorkState one = messages[i].bytes < 0 ? WORK_DONE : comm_message_tick(&messages[i], bell);
+        if (messages[i].bytes < 0) continue;
+        WorkState one = comm_message_tick(&messages[i], bell);
         if (one != WORK_BLOCKED) comm_goes_on(op);
         if (one == WORK_DONE) messages[i].bytes = -1;
         if (one == WORK_AGAIN || (one == WORK_BLOCKED && state == WORK_DONE)) state = one;
