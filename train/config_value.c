@@ -159,10 +159,10 @@ int setting_parse(const Setting *s, Config *config, const char *text, char probl
     return -1;
 }
 
-/* The shortest decimal that reads back to the same double. */
+/* A decimal that reads back to the same double: 15 digits where they do, which leaves 0.1 and 600 as they are. */
 static char *format_double(double value, const char *suffix) {
     char text[40];
-    for (int digits = 1; digits <= 17; digits++) {
+    for (int digits = 15; digits <= 17; digits++) {
         snprintf(text, sizeof text, "%.*g", digits, value);
         if (strtod(text, NULL) == value) break;
     }

@@ -50,6 +50,10 @@ void prepare(Prepared *p, const char *path, char *const *overrides, int n_overri
     stop_on(config_load(c, path, overrides, n_overrides, stderr));
     stop_on(config_resolve_world(c, launch_detect_world_size(), stderr));
     stop_on(config_resolve_model(c, c->vocab ? 0 : tokenizer_size(c->tokenizer), stderr));
+    if (with_train && !c->train_data[0]) {
+        fprintf(stderr, "%s: data.train is not set: name the token files to train on\n", c->path);
+        stop_on(1);
+    }
     if (with_train) p->train = open_source(c, c->train_data, true);
     if (with_valid && c->valid_data && c->valid_data[0]) p->valid = open_source(c, c->valid_data, false);
 }
