@@ -97,6 +97,7 @@ static const struct {
     {"include = b.ini\n", "", "t:1: include = b.ini: only a file may include another\n"},
     {"[a]\nx = \xFF\n", "", "t:2: byte 0xff at offset 8: this is no text file (UTF-8 is expected)\n"},
     {"[a]\nx = \x1B[2J\n", "", "t:2: byte 0x1b at offset 8: this is no text file (UTF-8 is expected)\n"},
+    {"[a]\nx = \x7F\n", "", "t:2: byte 0x7f at offset 8: this is no text file (UTF-8 is expected)\n"},
     {"[a]\rx = 1\r", "", "t:1: byte 0x0d at offset 3: this is no text file (UTF-8 is expected)\n"},
 };
 
