@@ -231,4 +231,9 @@ WorkState net_message_tick(Message *message);
  * 2^32). An out may be an in. NaN is larger than any number. */
 void comm_reduce(void *const *out, int n_out, const void *const *in, int n_in, int64_t count, DType dtype, CommOp op);
 
+typedef void (*CommReduce)(void *const *out, int n_out, const void *const *in, int n_in, int64_t count);
+typedef CommReduce CommReduceTable[DT_COUNT][2]; /* [dtype][op] */
+extern const CommReduceTable comm_reduce_portable;
+extern const CommReduceTable comm_reduce_avx2; /* x86-64 only; needs AVX2 */
+
 #endif
