@@ -468,6 +468,13 @@ END_TEST
 
 static uint64_t seed;
 
+static void choose_seed(void) {
+    const char *given = getenv("TRIDENT_TEST_SEED");
+    seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
+    printf("TRIDENT_TEST_SEED=%" PRIu64 " replays this\n", seed);
+    fflush(stdout);
+}
+
 static uint64_t draw(uint64_t *n, uint64_t below) { return rng_bits(seed, 1, (*n)++) % below; }
 
 static char *random_text(uint64_t *n) {
@@ -503,9 +510,7 @@ static char *random_value(const Setting *s, uint64_t *n) {
 
 /* Every setting's value goes to text and back: for the whole table, whether or not the values go together. */
 START_TEST(values_round_trip) {
-    seed = (uint64_t)time(NULL);
-    const char *given = getenv("TRIDENT_TEST_SEED");
-    if (given) seed = strtoull(given, NULL, 10);
+    choose_seed();
     uint64_t n = 0;
     for (int trial = 0; trial < 300; trial++) {
         for (int i = 0; i < n_settings; i++) {
@@ -544,9 +549,7 @@ END_TEST
 
 /* A random config that keeps the rules, printed as it was resolved and read again, is the same. */
 START_TEST(configs_round_trip) {
-    seed = (uint64_t)time(NULL);
-    const char *given = getenv("TRIDENT_TEST_SEED");
-    if (given) seed = strtoull(given, NULL, 10);
+    choose_seed();
     uint64_t n = 1 << 30;
     int loaded_configs = 0;
     for (int trial = 0; trial < 400; trial++) {
