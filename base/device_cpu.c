@@ -158,8 +158,8 @@ static bool spin(Bell *bell, uint32_t seen) {
     return false;
 }
 
-/* Sleeps until the bell rings, the deadline (0: none) or a slice has passed. Returns by how much too late it
- * woke because the process was stopped meanwhile (else 0): deadlines are to be moved by that. */
+/* Sleeps until the bell rings, the deadline (0: none) or a slice has passed. Returns 0, or how long it slept where
+ * that was far too long, because the process was stopped: deadlines are to be moved by that. */
 static double bell_sleep(BellId id, uint32_t seen, double deadline_s, bool sockets) {
     Bell *bell = &own.bells->bell[id];
     if (!sockets && spin(bell, seen)) return 0;
@@ -181,7 +181,7 @@ static double bell_sleep(BellId id, uint32_t seen, double deadline_s, bool socke
         if (own.check) own.check(own.check_context);
         pthread_mutex_unlock(&own.check_lock);
     }
-    return late_s > stopped_s ? late_s : 0;
+    return late_s > stopped_s ? late_s + limit_s : 0;
 }
 
 /* ---- streams ---- */
@@ -251,10 +251,10 @@ static bool tick_heads(double *deadline_s, bool *sockets) {
     return blocked;
 }
 
-static void forgive_heads(double late_s) {
+static void forgive_heads(double stopped_for_s) {
     pthread_mutex_lock(&lock);
     for (Stream *stream = streams; stream; stream = stream->next) {
-        if (stream->head && stream->head->deadline_s > 0) stream->head->deadline_s += late_s;
+        if (stream->head && stream->head->deadline_s > 0) stream->head->deadline_s += stopped_for_s;
     }
     pthread_mutex_unlock(&lock);
 }
@@ -266,8 +266,8 @@ static void *progress_run(void *unused) {
         bool sockets;
         uint32_t seen = atomic_load(&bell->rings);
         if (!tick_heads(&deadline_s, &sockets) || atomic_load(&progress_ends)) continue;
-        double late_s = bell_sleep(BELL_PROGRESS, seen, deadline_s, sockets);
-        if (late_s > 0) forgive_heads(late_s);
+        double stopped_for_s = bell_sleep(BELL_PROGRESS, seen, deadline_s, sockets);
+        if (stopped_for_s > 0) forgive_heads(stopped_for_s);
     }
     return unused;
 }
@@ -359,8 +359,8 @@ static void run_here(Work *work) {
         WorkState state = work->tick(work, BELL_CALLER);
         if (state == WORK_DONE) break;
         if (state == WORK_AGAIN) continue;
-        double late_s = bell_sleep(BELL_CALLER, seen, work->deadline_s, false);
-        if (late_s > 0 && work->deadline_s > 0) work->deadline_s += late_s;
+        double stopped_for_s = bell_sleep(BELL_CALLER, seen, work->deadline_s, false);
+        if (work->deadline_s > 0) work->deadline_s += stopped_for_s;
     }
     if (work->release) work->release(work);
 }

@@ -7,7 +7,11 @@
  * wait has the deadline given to comm_create; a lost peer ends the wait at once (EXIT_PEER_LOST).
  * Reductions are accumulated in rank order, in fp32 (fp64 for DT_F64): the same bits on every rank.
  * Buffers inside the memory registered with comm_register are used in place; others are staged.
- * A group of one rank communicates nothing (reduce_scatter and all_gather copy where buffers differ). */
+ * A group of one rank communicates nothing (reduce_scatter and all_gather copy where buffers differ).
+ * An operation that is complete leaves its buffers to the caller: no peer still reads or writes them.
+ * Collectives of one group run one after the other, in the order of issue, whatever their streams; so do
+ * messages from one rank to another within a group. Messages and collectives do not wait for each other,
+ * nor do groups. All calls come from one thread at a time. */
 #ifndef TRIDENT_PARALLEL_COMM_H
 #define TRIDENT_PARALLEL_COMM_H
 
@@ -25,21 +29,25 @@ typedef enum { COMM_SUM, COMM_MAX } CommOp;
 
 typedef struct {
     double timeout_s; /* deadline of every wait, 0: none */
-    bool strict;      /* tests: sends have no buffer at all, they complete when the receiver took them */
+    bool strict;      /* tests: sends have no buffer at all, they complete when the receiver took them (the CPU
+                       * platform never has one) */
     bool force_tcp;   /* tests: TCP also between ranks of one host */
 } CommOptions;
 
 /* Collective over all ranks of the launch. */
 Comm *comm_create(Launch *launch, const CommOptions *options);
-/* The memory whose buffers communicate in place (the arena). Collective over all ranks; at most once. */
+/* The memory whose buffers communicate in place (the arena): read and written by the peers of this host from
+ * then on, until comm_destroy. Collective over all ranks; at most once. */
 void comm_register(Comm *comm, const DeviceMemory *memory);
-/* ranks in group order, all ranks of the launch call it in the same order with their own group's
- * ranks (groups that do not include the caller are not made by it). name shows in errors. */
+/* ranks in group order. Called by the members only; members that share several groups make them in the same
+ * order. name shows in errors. Lives until comm_destroy. */
 Group *comm_group(Comm *comm, const char *name, const int *ranks, int n);
 /* The group of all ranks of the launch. */
 Group *comm_world(Comm *comm);
 int group_size(const Group *group);
 int group_rank(const Group *group);
+/* Each rank when all its operations are complete (streams waited for); no communication. The peers may still be
+ * at work among themselves. The launch may be finished already. */
 void comm_destroy(Comm *comm);
 
 void comm_all_reduce(Group *group, void *buffer, int64_t count, DType dtype, CommOp op, Stream *stream);
@@ -55,7 +63,7 @@ void comm_barrier(Group *group, Stream *stream);
 /* peer: index in the group. */
 void comm_send(Group *group, int peer, const void *buffer, int64_t count, DType dtype, Stream *stream);
 void comm_recv(Group *group, int peer, void *buffer, int64_t count, DType dtype, Stream *stream);
-/* Sends and receives between begin and end on one stream proceed together. */
+/* Sends and receives between begin and end on one stream proceed together, in any order. No collectives between. */
 void comm_begin(Comm *comm);
 void comm_end(Comm *comm);
 

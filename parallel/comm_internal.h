@@ -27,8 +27,7 @@ enum {
     ONE_SHOT_BYTES = 16 << 10,     /* all_reduce: up to here every member sums everything, with one wait */
     STAGE_BYTES = 32 << 10,        /* others: up to here staging saves a wait and so beats working in place */
     MESSAGE_CHUNK_BYTES = 256 << 10, /* groups that span hosts: a piece of a slice */
-    BLOCKS_MAX = 256,              /* groups that one rank can be the first local member of */
-    NAME_MAX_BYTES = 48
+    BLOCKS_MAX = 256               /* groups that one rank can be the first local member of */
 };
 
 typedef enum {
@@ -80,9 +79,8 @@ typedef struct {
 
 typedef struct {
     _Atomic uint32_t ended; /* this rank has left in order */
-    _Atomic uint32_t sleepers[BELL_COUNT];
     BlockEntry blocks[BLOCKS_MAX];
-} Control;
+} Control; /* the blocks themselves lie behind it */
 
 /* ---- of this process ---- */
 

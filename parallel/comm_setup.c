@@ -22,10 +22,10 @@
 enum { FDS_MAX = 3, ADDRESS_MAX = 256 };
 static const double setup_limit_s = 600.0; /* where the options give none */
 
-/* What a rank tells all others. */
+/* What a rank tells all others; in the store as three lines. */
 typedef struct {
-    char host[256];
     char place[96]; /* equal on ranks that can share memory: host, boot, network namespace */
+    char host[256];
     char address[ADDRESS_MAX];
 } Card;
 
@@ -242,18 +242,21 @@ static void describe_place(char place[96], const Launch *launch) {
 static Card *exchange_cards(Comm *comm, Launch *launch, int *listener) {
     char key[32];
     Card mine = {.address = ""};
+    char text[sizeof mine + 3];
     Card *cards = xcalloc((uint64_t)comm->size, sizeof *cards);
     snprintf(key, sizeof key, "comm.%d.card", comm->generation);
     snprintf(mine.host, sizeof mine.host, "%s", launch_host(launch));
     describe_place(mine.place, launch);
     *listener = launch_listen(launch, mine.address);
-    launch_put(launch, key, &mine, sizeof mine);
+    int used = snprintf(text, sizeof text, "%s\n%s\n%s", mine.place, mine.host, mine.address);
+    launch_put(launch, key, text, (size_t)used + 1);
     launch_fence(launch, key);
     for (int rank = 0; rank < comm->size; rank++) {
         size_t bytes;
-        void *card = launch_get(launch, rank, key, &bytes);
-        REQUIRE(bytes == sizeof *cards);
-        memcpy(&cards[rank], card, bytes);
+        char *card = launch_get(launch, rank, key, &bytes);
+        bool good = bytes > 0 && card[bytes - 1] == 0 &&
+                    sscanf(card, "%95[^\n]\n%255[^\n]\n%255[^\n]", cards[rank].place, cards[rank].host, cards[rank].address) == 3;
+        if (!good) die(EXIT_LAUNCH, "rank %d is of another version of this program", rank);
         free(card);
         comm->hosts[rank] = xstrdup(cards[rank].host);
         bool same = strcmp(cards[rank].place, mine.place) == 0;

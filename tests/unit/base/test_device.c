@@ -2,6 +2,7 @@
 #include <check.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -185,6 +186,40 @@ START_TEST(a_deadline_wakes_the_thread) {
     work_run(&here);
     ck_assert(clock_s() - start_s >= 0.1);
     ck_assert(clock_s() - start_s < 0.9); /* not only at the end of a slice of sleep */
+}
+END_TEST
+
+/* A suspended process was not late: what it waits for begins anew when it goes on. */
+static WorkState patient_tick(Work *work, BellId bell) {
+    if (work->deadline_s == 0) work->deadline_s = clock_s() + 0.5;
+    if (clock_s() >= work->deadline_s) return WORK_DONE; /* done_at stays 0: the deadline has passed */
+    return gated_tick(work, bell);
+}
+
+static void *open_after_stop(void *gate) {
+    sleep_s(2.9);
+    open_gate(gate);
+    return NULL;
+}
+
+START_TEST(a_stopped_process_is_forgiven) {
+    _Atomic bool gate = false;
+    pthread_t thread;
+    Gated queued = gated_make(&gate), here = gated_make(&gate);
+    queued.work.tick = here.work.tick = patient_tick;
+    ck_assert_int_eq(pthread_create(&thread, NULL, open_after_stop, &gate), 0);
+    stream_submit(streams[0], &queued.work);
+    if (fork() == 0) {
+        kill(getppid(), SIGSTOP);
+        sleep_s(2.8);
+        kill(getppid(), SIGCONT);
+        _exit(0);
+    }
+    work_run(&here.work);
+    stream_sync(streams[0]);
+    ck_assert_int_gt(atomic_load(&here.done_at), 0);
+    ck_assert_int_gt(atomic_load(&queued.done_at), 0);
+    pthread_join(thread, NULL);
 }
 END_TEST
 
@@ -427,6 +462,7 @@ int main(void) {
     tcase_add_test(cases, destroying_a_stream_waits_for_its_work);
     tcase_add_test(cases, blocked_work_waits_for_sockets_and_for_bells);
     tcase_add_test(cases, a_deadline_wakes_the_thread);
+    tcase_add_test(cases, a_stopped_process_is_forgiven);
     tcase_add_test(cases, an_event_never_recorded_is_complete);
     tcase_add_test(cases, a_stream_waits_for_an_event_alone);
     tcase_add_test(cases, an_event_covers_what_was_submitted_before_it_only);

@@ -72,7 +72,7 @@ static void call_check(const Call *c, const World *world, uint64_t seed) {
     for (int64_t i = (int64_t)(c->salt % (uint64_t)step); i < out_elements(c); i += step) {
         store(wanted, 0, c->dtype, expected(c, i));
         if (memcmp(wanted, c->out + (size_t)i * size, size) == 0) continue;
-        die(EXIT_NUMBERS, "%s of %lld %s %s over %s, %d ranks%s: element %lld of rank %d is wrong; TEST_SEED=%llu", kind_names[c->kind],
+        die(EXIT_NUMBERS, "%s of %lld %s %s over %s, %d ranks%s: element %lld of rank %d is wrong (seed %llu)", kind_names[c->kind],
             (long long)c->count, dtype_name(c->dtype), c->op == COMM_MAX ? "max" : "sum", transport_names[world->transport],
             c->n, c->alias ? ", aliased" : "", (long long)i, world->rank, (unsigned long long)seed);
     }
