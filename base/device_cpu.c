@@ -174,14 +174,13 @@ static double bell_sleep(BellId id, uint32_t seen, double deadline_s, bool socke
         }
     }
     atomic_store(&bell->state, BELL_AWAKE);
-    if (atomic_load(&bell->rings) != seen) return 0;
-    double late_s = clock_s() - (now + limit_s);
-    if (late_s > 0 && limit_s == sleep_slice_s) {
+    double slept_s = clock_s() - now;
+    if (slept_s >= sleep_slice_s && atomic_load(&bell->rings) == seen) {
         pthread_mutex_lock(&own.check_lock);
         if (own.check) own.check(own.check_context);
         pthread_mutex_unlock(&own.check_lock);
     }
-    return late_s > stopped_s ? late_s + limit_s : 0;
+    return slept_s > limit_s + stopped_s ? slept_s : 0;
 }
 
 /* ---- streams ---- */

@@ -159,7 +159,7 @@ static void read_inputs(const Op *op, int64_t at, int64_t n, int64_t stride, int
 /* One piece of the work; true when none is left. */
 static bool work_in_place(Op *op) {
     const Group *group = op->group;
-    const int64_t piece = PIECE_BYTES / (int64_t)element(op) / group->size + 1;
+    const int64_t piece = round_up(PIECE_BYTES / (int64_t)element(op) / group->size, 64);
     Range mine = {0, op->d.count};
     if (is_all_reduce(op)) mine = slice_of(op->d.count, group->size, group->rank);
     int64_t n = min_i64(piece, mine.count - op->first), at = mine.first + op->first;
