@@ -21,7 +21,7 @@ int blend_quantise(const double *weights, int corpora, int32_t *quantised, Error
         positive += weights[i] > 0;
         if (weights[i] > largest) largest = weights[i];
     }
-    if (positive == 0) return error_set(err, EXIT_DATA, "all %d weights of the data are zero", corpora);
+    if (positive == 0) return error_set(err, EXIT_CONFIG, "all %d weights of the data are zero", corpora);
     if (positive > BLEND_PERIOD) {
         return error_set(err, EXIT_DATA, "%d corpora: a blend has at most %d", positive, BLEND_PERIOD);
     }

@@ -37,7 +37,7 @@ typedef struct {
     double weight; /* < 0: not given */
 } BlendEntry;
 /* Entries of "path:weight, path:weight"; text in double quotes is taken as it is. Returns how many, with
- * *entries to be freed by blend_entries_free; -1 with err (EXIT_DATA). */
+ * *entries to be freed by blend_entries_free; -1 with err (EXIT_CONFIG). */
 int blend_parse(const char *spec, BlendEntry **entries, Error *err);
 void blend_entries_free(BlendEntry *entries, int n);
 

@@ -135,16 +135,33 @@ static const Option inspect_options[] = {
     {"--verify", NULL, "read everything and check the sums", false},
 };
 
-static int inspect_tokens(const char *path, Error *err) {
+/* Reads all tokens: the largest one. */
+static int print_largest_token(const TokenFile *file, Error *err) {
+    int32_t tokens[4096], largest = -1;
+    for (int64_t first = 0; first < token_file_tokens(file); first += 4096) {
+        const int64_t n = min_i64(4096, token_file_tokens(file) - first);
+        if (token_file_read(file, first, n, INT64_MAX, tokens, NULL, err) != 0) return -1;
+        for (int64_t i = 0; i < n; i++) largest = tokens[i] > largest ? tokens[i] : largest;
+    }
+    printf("verified: every token can be read; the largest is %" PRId32 "\n", largest);
+    return 0;
+}
+
+static int inspect_tokens(const char *path, bool verify, Error *err) {
     TokenFile *file = token_file_open(path, err);
     if (!file) return -1;
-    printf("%s: %s, %" PRId64 " tokens in %" PRId64 " documents\nfirst tokens:", path, token_file_format(file),
-           token_file_tokens(file), token_file_documents(file));
     int32_t tokens[16];
     const int64_t n = min_i64(16, token_file_tokens(file));
-    int rc = token_file_read(file, 0, n, INT32_MAX, tokens, NULL, err);
-    for (int64_t i = 0; rc == 0 && i < n; i++) printf(" %d", tokens[i]);
-    printf("\n");
+    int rc = token_file_read(file, 0, n, INT64_MAX, tokens, NULL, err);
+    const int64_t documents = rc == 0 ? token_file_documents(file) : 0;
+    if (documents < 0) rc = error_set(err, EXIT_DATA, "%s: cannot be read to its end", path);
+    if (rc == 0) {
+        printf("%s: %s, %s, %" PRId64 " tokens in %" PRId64 " documents\nfirst tokens:", path, token_file_format(file),
+               token_file_type(file), token_file_tokens(file), documents);
+        for (int64_t i = 0; i < n; i++) printf(" %" PRId32, tokens[i]);
+        printf("\n");
+        if (verify) rc = print_largest_token(file, err);
+    }
     token_file_close(file);
     return rc;
 }
@@ -152,13 +169,14 @@ static int inspect_tokens(const char *path, Error *err) {
 int command_inspect(int argc, char **argv) {
     const CommandLine line = COMMAND_LINE("trident inspect PATH [--verify]", inspect_options);
     const char *path = single_word(&line, "a checkpoint directory or a token file");
+    const bool verify = option_value(&line, "--verify") != NULL;
     struct stat facts;
     Error err;
     int rc;
     if (stat(path, &facts) == 0 && S_ISDIR(facts.st_mode)) {
-        rc = checkpoint_inspect(path, option_value(&line, "--verify") != NULL, stdout, &err);
+        rc = checkpoint_inspect(path, verify, stdout, &err);
     } else {
-        rc = inspect_tokens(path, &err);
+        rc = inspect_tokens(path, verify, &err);
     }
     if (rc == 0) return EXIT_DONE;
     fprintf(stderr, "error: %s\n", err.message);
@@ -184,6 +202,10 @@ int command_tokenize(int argc, char **argv) {
     options.threads = (int)option_int(&line, "--threads", sysconf(_SC_NPROCESSORS_ONLN), 1, 1024);
     if (!options.tokenizer) usage_error(&line, "--tokenizer is missing");
     if (!options.out_prefix) usage_error(&line, "--out is missing");
+    const size_t length = strlen(options.out_prefix);
+    if (length == 0 || options.out_prefix[length - 1] == '/') {
+        usage_error(&line, "--out %s: the name of PREFIX.bin and PREFIX.idx is expected", options.out_prefix);
+    }
     if (!options.n_inputs) usage_error(&line, "no text file is given");
     Error err;
     int rc = tokenize_files(&options, &err);

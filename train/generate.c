@@ -30,7 +30,8 @@ typedef struct {
     struct Candidate {
         double logit;
         int32_t id;
-    } *candidates; /* (vocab) */
+    } *candidates; /* (n_candidates) */
+    int64_t n_candidates; /* the tokenizer's; a model may have more rows than that */
 } Generator;
 
 /* Address of row `row` of an activation with the given columns; NULL stays NULL. */
@@ -93,7 +94,7 @@ static void compute_candidates(Generator *g) {
     const void *x = row_of(m->slots[0].n_final, g->filled - 1, d->C, dtype);
     matmul(m->work.logits, d->V_local, x, d->C, false, m->head_w, d->C, true, 1, d->V_local, d->C, false, NULL, dtype,
            m->compute);
-    for (int64_t i = 0; i < d->vocab.count; i++) {
+    for (int64_t i = 0; i < g->n_candidates; i++) {
         g->candidates[i].id = (int32_t)i;
         g->candidates[i].logit = dtype == DT_F64 ? ((double *)m->work.logits)[i] : ((float *)m->work.logits)[i];
     }
@@ -107,7 +108,7 @@ static int by_logit_descending(const void *a, const void *b) {
 
 /* Temperature, then the top_k likeliest, then the smallest set of at least top_p (Holtzman et al. 2020). */
 static int32_t sample(Generator *g, const Sampling *s, uint64_t draw) {
-    const int64_t n = g->trainer.model.dims.vocab.count;
+    const int64_t n = g->n_candidates;
     struct Candidate *c = g->candidates;
     qsort(c, (size_t)n, sizeof *c, by_logit_descending);
     if (!isfinite(c[0].logit)) die(EXIT_NUMBERS, "the model's logits are not finite");
@@ -161,7 +162,6 @@ static void generate(Generator *g, const Tokenizer *tokenizer, const char *promp
         compute_candidates(g);
         int32_t token = sample(g, s, (uint64_t)i);
         if (token == tokenizer_end_of_document(tokenizer)) break;
-        if (token >= tokenizer_vocab(tokenizer)) continue; /* an id that the vocabulary pads */
         print_token(tokenizer, token);
         fflush(stdout);
         append(g, token);
@@ -200,7 +200,6 @@ static void load_model(Generator *g, Config *config, const char *dir) {
     checkpoint_state_free(&state);
     free(step_dir);
     g->context = xcalloc((uint64_t)config->seq_len, sizeof *g->context);
-    g->candidates = xcalloc((uint64_t)config->vocab, sizeof *g->candidates);
 }
 
 static const Option options[] = {
@@ -240,6 +239,8 @@ int command_generate(int argc, char **argv) {
         die(EXIT_CONFIG, "the tokenizer %s has %" PRId64 " tokens, the model %" PRId64, spec ? spec : config.tokenizer,
             tokenizer_vocab(tokenizer), config.vocab);
     }
+    g.n_candidates = tokenizer_vocab(tokenizer);
+    g.candidates = xcalloc((uint64_t)g.n_candidates, sizeof *g.candidates);
     generate(&g, tokenizer, prompt, &sampling, n);
     tokenizer_close(tokenizer);
     trainer_destroy(&g.trainer);

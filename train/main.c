@@ -1,4 +1,6 @@
 /* main.c - picks the subcommand. `trident CONFIG` alone trains. */
+#include <errno.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -6,6 +8,8 @@
 #include "base/check.h"
 #include "train/commands.h"
 #include "train/config.h"
+
+#define TRIDENT_VERSION "0.1.0"
 
 static const struct {
     const char *name;
@@ -18,14 +22,15 @@ static const struct {
     {"tokenize", command_tokenize, "tokenize --tokenizer T --out PREFIX TEXT...  text to a token file"},
     {"inspect", command_inspect, "inspect PATH                                 what a checkpoint or token file holds"},
     {"selftest", command_selftest, "selftest CONFIG                              proof that the layout computes the same"},
-    {"help", command_help, "help [section | section.key]                 every setting, with unit, default and bounds"},
+    {"help", command_help, "help [section | section.key | COMMAND]       every setting, with unit, default and bounds"},
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
 static int usage(FILE *out, int status) {
     fprintf(out, "Trident pretrains language models on a data x pipeline x tensor grid of processes.\n\n");
     for (int i = 0; i < N_COMMANDS; i++) fprintf(out, "  trident %s\n", commands[i].summary);
-    fprintf(out, "\n`trident CONFIG` alone trains. `trident COMMAND --help` lists a command's options.\n");
+    fprintf(out, "\n`trident CONFIG` alone trains. `trident COMMAND --help` lists a command's options; "
+            "`trident --version` says what this is.\n");
     return status;
 }
 
@@ -38,12 +43,35 @@ static int unknown_command(const char *word) {
     return usage(stderr, EXIT_CONFIG);
 }
 
-int main(int argc, char **argv) {
+/* `trident help tokenize` is `trident tokenize --help`. A section of the config comes first. */
+static int help(int argc, char **argv) {
+    char *options[] = {"--help", NULL};
+    for (int i = 0; argc == 1 && i < N_COMMANDS; i++) {
+        const bool command = strcmp(argv[0], commands[i].name) == 0 && commands[i].run != command_help;
+        if (command && commands[i].run != command_train) return commands[i].run(1, options);
+    }
+    return command_help(argc, argv);
+}
+
+static int run_command(int argc, char **argv) {
     if (argc < 2) return usage(stderr, EXIT_CONFIG);
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) return usage(stdout, EXIT_DONE);
+    if (strcmp(argv[1], "--version") == 0) {
+        printf("trident %s (cpu)\n", TRIDENT_VERSION);
+        return EXIT_DONE;
+    }
+    if (strcmp(argv[1], "help") == 0) return help(argc - 2, argv + 2);
     for (int i = 0; i < N_COMMANDS; i++) {
         if (strcmp(argv[1], commands[i].name) == 0) return commands[i].run(argc - 2, argv + 2);
     }
     if (access(argv[1], R_OK) == 0 || strstr(argv[1], ".ini")) return command_train(argc - 1, argv + 1);
     return unknown_command(argv[1]);
+}
+
+int main(int argc, char **argv) {
+    const int status = run_command(argc, argv);
+    /* What was asked for is not there where it could not be printed (a full disk, say). */
+    if (fflush(stdout) == 0 && !ferror(stdout)) return status;
+    fprintf(stderr, "error: cannot write to standard output: %s\n", strerror(errno));
+    return status == EXIT_DONE ? EXIT_DATA : status;
 }

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -48,13 +49,32 @@ static int cut_back(const char *path, int64_t first_step, Error *err) {
     return rc;
 }
 
+/* A new run in the place of an earlier one: its rows stay, as metrics.N.jsonl. */
+static int set_aside(const char *dir, const char *path, Error *err) {
+    struct stat facts;
+    if (stat(path, &facts) != 0 || !S_ISREG(facts.st_mode) || facts.st_size == 0) return 0;
+    char *kept = NULL;
+    for (int n = 1; !kept || access(kept, F_OK) == 0; n++) {
+        free(kept);
+        kept = xasprintf("%s/metrics.%d.jsonl", dir, n);
+    }
+    int rc = 0;
+    if (rename(path, kept) != 0) {
+        rc = error_set(err, EXIT_DATA, "%s: cannot rename to %s: %s", path, kept, strerror(errno));
+    } else {
+        log_info(LOG_TRAIN, "%s is of an earlier run; kept as %s", path, kept);
+    }
+    free(kept);
+    return rc;
+}
+
 Metrics *metrics_open(const char *dir, int64_t first_step, int64_t log_every, bool tensorboard, Error *err) {
     if (directory_make(dir, err, EXIT_DATA) != 0) return NULL;
     char *path = xasprintf("%s/metrics.jsonl", dir);
     Metrics *m = xcalloc(1, sizeof *m);
     *m = (Metrics){.json_fd = -1, .event_fd = -1, .log_every = log_every, .first_step = first_step,
                    .tty = isatty(STDERR_FILENO)};
-    bool good = cut_back(path, first_step, err) == 0;
+    bool good = (first_step == 0 ? set_aside(dir, path, err) : cut_back(path, first_step, err)) == 0;
     if (good) {
         m->json_fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
         good = m->json_fd >= 0;

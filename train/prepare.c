@@ -19,8 +19,10 @@ static void stop_on(int errors) {
     }
 }
 
-static void stop_on_data(const Error *err) {
-    fprintf(stderr, "error: %s\n", err->message);
+/* key: the setting that named the data. */
+static void stop_on_data(const char *key, const Error *err) {
+    const bool setting = err->status == EXIT_CONFIG;
+    fprintf(stderr, "error: %s%s%s\n", setting ? key : "", setting ? ": " : "", err->message);
     exit(err->status);
 }
 
@@ -28,18 +30,18 @@ static int64_t tokenizer_size(const char *spec) {
     if (!spec || !spec[0]) return 0;
     Error err;
     Tokenizer *tokenizer = tokenizer_open(spec, &err);
-    if (!tokenizer) stop_on_data(&err);
+    if (!tokenizer) stop_on_data("data.tokenizer", &err);
     int64_t vocab = tokenizer_vocab(tokenizer);
     tokenizer_close(tokenizer);
     return vocab;
 }
 
-static DataSource *open_source(const Config *c, const char *spec, bool shuffle) {
+static DataSource *open_source(const Config *c, const char *key, const char *spec, bool shuffle) {
     Error err;
     const DataOptions options = {.spec = spec, .seq_len = c->seq_len, .vocab = c->vocab, .seed = c->seed,
                                  .mask_documents = c->mask_documents, .shuffle = shuffle};
     DataSource *source = data_open(&options, &err);
-    if (!source) stop_on_data(&err);
+    if (!source) stop_on_data(key, &err);
     return source;
 }
 
@@ -54,8 +56,8 @@ void prepare(Prepared *p, const char *path, char *const *overrides, int n_overri
         fprintf(stderr, "%s: data.train is not set: name the token files to train on\n", c->path);
         stop_on(1);
     }
-    if (with_train) p->train = open_source(c, c->train_data, true);
-    if (with_valid && c->valid_data && c->valid_data[0]) p->valid = open_source(c, c->valid_data, false);
+    if (with_train) p->train = open_source(c, "data.train", c->train_data, true);
+    if (with_valid && c->valid_data[0]) p->valid = open_source(c, "data.valid", c->valid_data, false);
 }
 
 void prepared_free(Prepared *p) {

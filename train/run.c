@@ -17,6 +17,7 @@
 #include "kernels/kernels.h"
 #include "train/evaluate.h"
 #include "train/metrics.h"
+#include "train/preflight.h"
 #include "train/resume.h"
 #include "train/trainer.h"
 
@@ -104,8 +105,9 @@ static void open_metrics(Run *run) {
     const Config *c = run->trainer.config;
     Error err;
     if (run->trainer.grid.rank != 0) return;
+    if (preflight_disk(&run->trainer, &err) != 0) die_error(&err);
     run->metrics = metrics_open(c->log_dir, run->trainer.step, c->log_every, c->tensorboard, &err);
-    if (!run->metrics) die_error(&err);
+    if (!run->metrics) die(EXIT_CONFIG, "log.dir = %s: %s", c->log_dir, err.message);
     char *text = config_text(c), *path = xasprintf("%s/config.ini", c->log_dir);
     if (file_write_atomic(path, text, strlen(text), &err, EXIT_CONFIG) != 0) die_error(&err);
     free(text);

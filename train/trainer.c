@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "train/preflight.h"
 
 static void gather_seats(Trainer *t, Launch *launch) {
     const int size = launch_size(launch);
@@ -117,6 +118,7 @@ void trainer_create(Trainer *t, const Config *config, Launch *launch, Comm *comm
     const int slots = training ? t->schedule.slots : 1;
     arena_plan_begin(&t->arena, guarded);
     take_memory(t, slots, training);
+    preflight_memory(t);
     arena_commit(&t->arena);
     take_memory(t, slots, training);
     arena_seal(&t->arena);
