@@ -129,7 +129,8 @@ void bell_ring(Bell *bell, int event_fd) {
 static void ring_own(BellId id) { bell_ring(&own.bells->bell[id], own.event_fd); }
 
 static void sleep_in_poll(double seconds) {
-    struct pollfd ready[2] = {{.fd = own.event_fd, .events = POLLIN}, {.fd = atomic_load(&own.watched_fd), .events = POLLIN}};
+    struct pollfd ready[2] = {{.fd = own.event_fd, .events = POLLIN},
+                              {.fd = atomic_load(&own.watched_fd), .events = POLLIN}};
     uint64_t count;
     poll(ready, 2, (int)(seconds * 1000) + 1);
     if (ready[0].revents & POLLIN) {
@@ -243,7 +244,8 @@ static bool tick_heads(double *deadline_s, bool *sockets) {
             break;
         case WORK_AGAIN: blocked = false; break;
         case WORK_BLOCKED:
-            if (work->deadline_s > 0 && (*deadline_s == 0 || work->deadline_s < *deadline_s)) *deadline_s = work->deadline_s;
+            if (work->deadline_s > 0 && (*deadline_s == 0 || work->deadline_s < *deadline_s))
+                *deadline_s = work->deadline_s;
             *sockets |= work->uses_sockets;
         }
     }

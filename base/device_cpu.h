@@ -21,7 +21,7 @@ typedef enum { BELL_AWAKE, BELL_IN_FUTEX, BELL_IN_POLL } BellState;
 typedef struct {
     _Atomic uint32_t rings; /* the futex word */
     _Atomic uint32_t state; /* a BellState */
-    char rest_of_line[120];  /* two lines: neighbours are fetched in pairs */
+    char rest_of_line[120]; /* two lines: neighbours are fetched in pairs */
 } Bell;
 
 typedef struct {

@@ -19,8 +19,9 @@
 /* ---- words ---- */
 
 const char *comm_op_name(int kind) {
-    static const char *const names[OP_COUNT] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all",
-                                                "barrier", "host_reduce", "host_gather", "message"};
+    static const char *const names[OP_COUNT] = {"all_reduce",  "reduce_scatter", "all_gather",
+                                                "broadcast",   "all_to_all",     "barrier",
+                                                "host_reduce", "host_gather",    "message"};
     return kind >= 0 && kind < OP_COUNT ? names[kind] : "unknown operation";
 }
 
@@ -37,7 +38,8 @@ static int describe_payload(char *text, size_t capacity, const Descriptor *d) {
 
 void comm_describe(char *text, size_t capacity, const Group *group, const Descriptor *d) {
     int n = describe_payload(text, capacity, d);
-    snprintf(text + n, capacity - (size_t)n, " as operation %llu of group %s", (unsigned long long)d->number, group->name);
+    snprintf(text + n, capacity - (size_t)n, " as operation %llu of group %s", (unsigned long long)d->number,
+             group->name);
 }
 
 void comm_mismatch(const Group *group, int peer, const Descriptor *mine, const Descriptor *theirs) {
@@ -45,7 +47,8 @@ void comm_mismatch(const Group *group, int peer, const Descriptor *mine, const D
     bool message = mine->kind == OP_MESSAGE && theirs->kind == OP_MESSAGE;
     int me = group->ranks[group->rank], them = group->ranks[peer];
     if (message) {
-        die(EXIT_INTERNAL, "ranks disagree: message %llu of group %s from rank %d to rank %d has %lld %s there, %lld %s here",
+        die(EXIT_INTERNAL,
+            "ranks disagree: message %llu of group %s from rank %d to rank %d has %lld %s there, %lld %s here",
             (unsigned long long)mine->number, group->name, mine->root == group->rank ? me : them,
             mine->root == group->rank ? them : me, (long long)theirs->count, dtype_name((DType)theirs->dtype),
             (long long)mine->count, dtype_name((DType)mine->dtype));
@@ -75,8 +78,8 @@ static void list_missing(char *text, size_t capacity, const Op *op, bool (*missi
     for (int i = 0; i < group->size; i++) {
         if (i == group->rank || !missing || !missing(op, i)) continue;
         if (n++ >= 8) continue;
-        used += (size_t)snprintf(text + used, capacity - used, "%srank %d on host %s", n > 1 ? ", " : "", group->ranks[i],
-                                 group->comm->hosts[group->ranks[i]]);
+        used += (size_t)snprintf(text + used, capacity - used, "%srank %d on host %s", n > 1 ? ", " : "",
+                                 group->ranks[i], group->comm->hosts[group->ranks[i]]);
     }
     if (n > 8) snprintf(text + used, capacity - used, " and %d more", n - 8);
     if (n == 0) snprintf(text, capacity, "this rank's own earlier operations");
@@ -93,9 +96,10 @@ WorkState comm_blocked(Op *op, bool (*missing)(const Op *op, int index)) {
     list_missing(who, sizeof who, op, missing);
     if (op->d.kind == OP_MESSAGE) {
         const Message *m = &op->message;
-        snprintf(what, sizeof what, "%s of %lld %s %s rank %d as message %llu of group %s", m->is_send ? "send" : "recv",
-                 (long long)m->d.count, dtype_name((DType)m->d.dtype), m->is_send ? "to" : "from",
-                 op->group->ranks[m->peer], (unsigned long long)m->d.number, op->group->name);
+        snprintf(what, sizeof what, "%s of %lld %s %s rank %d as message %llu of group %s",
+                 m->is_send ? "send" : "recv", (long long)m->d.count, dtype_name((DType)m->d.dtype),
+                 m->is_send ? "to" : "from", op->group->ranks[m->peer], (unsigned long long)m->d.number,
+                 op->group->name);
     } else {
         comm_describe(what, sizeof what, op->group, &op->d);
     }
@@ -221,8 +225,13 @@ static void message(Group *group, int peer, bool is_send, void *buffer, int64_t 
     Op *op = op_take(group, OP_MESSAGE, count, dtype);
     op->d.number = is_send ? group->sent[0][peer]++ : group->received[0][peer]++;
     op->d.root = is_send ? group->rank : peer;
-    op->message = (Message){.group = group, .peer = peer, .number = op->d.number, .is_send = is_send, .d = op->d,
-                            .data = buffer, .bytes = (int64_t)bytes_of(count, dtype)};
+    op->message = (Message){.group = group,
+                            .peer = peer,
+                            .number = op->d.number,
+                            .is_send = is_send,
+                            .d = op->d,
+                            .data = buffer,
+                            .bytes = (int64_t)bytes_of(count, dtype)};
     op->work.tick = comm_message_op_tick;
     op->work.uses_sockets = !comm->peers[group->ranks[peer]].local;
     op->stream = stream;

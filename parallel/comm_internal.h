@@ -22,17 +22,25 @@
 #include "parallel/comm.h"
 
 enum {
-    WINDOW_BYTES = 256 << 10,      /* staging: one half window of a member, for collectives */
-    PAIR_WINDOW_BYTES = 64 << 10,  /* staging: from one member to another, for messages */
-    ONE_SHOT_BYTES = 16 << 10,     /* all_reduce: up to here every member sums everything, with one wait */
-    STAGE_BYTES = 32 << 10,        /* others: up to here staging saves a wait and so beats working in place */
+    WINDOW_BYTES = 256 << 10,        /* staging: one half window of a member, for collectives */
+    PAIR_WINDOW_BYTES = 64 << 10,    /* staging: from one member to another, for messages */
+    ONE_SHOT_BYTES = 16 << 10,       /* all_reduce: up to here every member sums everything, with one wait */
+    STAGE_BYTES = 32 << 10,          /* others: up to here staging saves a wait and so beats working in place */
     MESSAGE_CHUNK_BYTES = 256 << 10, /* groups that span hosts: a piece of a slice */
-    BLOCKS_MAX = 256               /* groups that one rank can be the first local member of */
+    BLOCKS_MAX = 256                 /* groups that one rank can be the first local member of */
 };
 
 typedef enum {
-    OP_ALL_REDUCE, OP_REDUCE_SCATTER, OP_ALL_GATHER, OP_BROADCAST, OP_ALL_TO_ALL, OP_BARRIER,
-    OP_HOST_REDUCE, OP_HOST_GATHER, OP_MESSAGE, OP_COUNT
+    OP_ALL_REDUCE,
+    OP_REDUCE_SCATTER,
+    OP_ALL_GATHER,
+    OP_BROADCAST,
+    OP_ALL_TO_ALL,
+    OP_BARRIER,
+    OP_HOST_REDUCE,
+    OP_HOST_GATHER,
+    OP_MESSAGE,
+    OP_COUNT
 } OpKind;
 
 /* What ranks must agree on. */
@@ -47,7 +55,7 @@ typedef struct {
 
 /* One member's words in a block. */
 typedef struct {
-    _Atomic uint64_t arrived; /* waits of the group that this member has come to */
+    _Atomic uint64_t arrived;  /* waits of the group that this member has come to */
     _Atomic uint32_t sleepers; /* bit mask of BellId: threads that wait for the group */
     int32_t rank;
     Descriptor descriptor[2]; /* by the parity of the operation's number */
@@ -58,8 +66,8 @@ _Static_assert(sizeof(Member) == 128, "whole pairs of cache lines");
 
 /* Messages from one member to another, one at a time. */
 typedef struct {
-    _Atomic uint64_t posted, taken, wanted; /* numbers of messages, plus one */
-    _Atomic uint64_t pieces_posted, pieces_taken; /* through the window */
+    _Atomic uint64_t posted, taken, wanted;          /* numbers of messages, plus one */
+    _Atomic uint64_t pieces_posted, pieces_taken;    /* through the window */
     _Atomic uint32_t sender_sleeps, receiver_sleeps; /* bit masks of BellId */
     Descriptor sent;
     int64_t place; /* in the sender's registered memory; -1: through the window */
@@ -110,7 +118,7 @@ struct Comm {
     int n_blocks;
     char **hosts; /* (size) names, for messages */
     Group *world, *groups;
-    Net *net;     /* NULL: all ranks are on this host */
+    Net *net;             /* NULL: all ranks are on this host */
     pthread_mutex_t lock; /* free_ops */
     Op *free_ops;
     bool grouping; /* between comm_begin and comm_end */
@@ -124,9 +132,9 @@ typedef struct {
     char *base;
     int64_t bytes;
     BlockHead *head;
-    Member *members; /* (n_local) */
-    Pair *pairs[2];  /* (n_local, n_local) [from][to]; 0: messages of the user, 1: of collectives */
-    char *windows;   /* (n_local, 2, WINDOW_BYTES) */
+    Member *members;       /* (n_local) */
+    Pair *pairs[2];        /* (n_local, n_local) [from][to]; 0: messages of the user, 1: of collectives */
+    char *windows;         /* (n_local, 2, WINDOW_BYTES) */
     char *pair_windows[2]; /* (n_local, n_local, PAIR_WINDOW_BYTES) */
 } Block;
 
@@ -139,14 +147,14 @@ struct Group {
     bool shared;               /* all members are on this host */
     int n_local, *local_index; /* (size), -1: on another host */
     Block block;
-    uint64_t issued;        /* collectives */
-    _Atomic uint64_t turn;  /* collectives done by this rank */
+    uint64_t issued;       /* collectives */
+    _Atomic uint64_t turn; /* collectives done by this rank */
     _Atomic uint32_t turn_sleepers;
-    uint64_t waits, rounds; /* that this rank has come to, of the collective whose turn it is */
+    uint64_t waits, rounds;          /* that this rank has come to, of the collective whose turn it is */
     uint64_t *sent[2], *received[2]; /* (size) messages issued; [1]: of collectives */
-    void **pointers;        /* (2 size) scratch of the collective whose turn it is */
-    Message *messages;      /* (2 size), where the group spans hosts */
-    char *chunks;           /* (size, MESSAGE_CHUNK_BYTES) */
+    void **pointers;                 /* (2 size) scratch of the collective whose turn it is */
+    Message *messages;               /* (2 size), where the group spans hosts */
+    char *chunks;                    /* (size, MESSAGE_CHUNK_BYTES) */
 };
 
 /* A message, on its way from one member to another. */
@@ -155,7 +163,7 @@ struct Message {
     int peer, lane;  /* lane: 0 of the user, 1 of a collective */
     uint64_t number; /* among the messages of the lane from the sender to the receiver */
     bool is_send;
-    Descriptor d;    /* of the message itself, or of the collective */
+    Descriptor d; /* of the message itself, or of the collective */
     char *data;
     int64_t bytes, done_bytes;
     int state;
@@ -172,8 +180,8 @@ struct Op {
     bool staged, checked;
     int64_t first, length; /* elements: done, in this round */
     int n_messages;
-    Message message;       /* OP_MESSAGE */
-    Op *children, *next;   /* messages that proceed together */
+    Message message;     /* OP_MESSAGE */
+    Op *children, *next; /* messages that proceed together */
     Stream *stream;
 };
 
@@ -181,7 +189,8 @@ struct Op {
 const char *comm_op_name(int kind);
 /* "all_reduce of 1000 f32 (sum) as operation 17 of group tensor". */
 void comm_describe(char *text, size_t capacity, const Group *group, const Descriptor *d);
-void comm_mismatch(const Group *group, int peer, const Descriptor *mine, const Descriptor *theirs) __attribute__((noreturn));
+void comm_mismatch(const Group *group, int peer, const Descriptor *mine, const Descriptor *theirs)
+    __attribute__((noreturn));
 /* Called where a tick is blocked: starts the deadline, or dies when it has passed. missing(op, index):
  * does the operation wait for that member? NULL: it waits for earlier operations of this rank. */
 WorkState comm_blocked(Op *op, bool (*missing)(const Op *op, int index));

@@ -26,7 +26,8 @@ static Way way_of(const Message *m) {
     const Group *group = m->group;
     int me = group->local_index[group->rank], them = group->local_index[m->peer];
     int at = m->is_send ? me * group->n_local + them : them * group->n_local + me;
-    return (Way){.comm = group->comm, .pair = &group->block.pairs[m->lane][at],
+    return (Way){.comm = group->comm,
+                 .pair = &group->block.pairs[m->lane][at],
                  .window = group->block.pair_windows[m->lane] + (int64_t)at * PAIR_WINDOW_BYTES,
                  .peer_rank = group->ranks[m->peer]};
 }
@@ -83,7 +84,9 @@ static WorkState receive_copy(Message *m, const Way *way, BellId bell) {
     int64_t left = m->bytes - m->done_bytes;
     if (pair->place >= 0) {
         int64_t n = min_i64(left, COPY_BYTES);
-        if (n > 0) memcpy(m->data + m->done_bytes, way->comm->peers[way->peer_rank].memory + pair->place + m->done_bytes, (size_t)n);
+        if (n > 0)
+            memcpy(m->data + m->done_bytes, way->comm->peers[way->peer_rank].memory + pair->place + m->done_bytes,
+                   (size_t)n);
         m->done_bytes += n;
     } else if (left > 0) {
         uint64_t taken = atomic_load_explicit(&pair->pieces_taken, memory_order_relaxed);

@@ -18,8 +18,14 @@ enum { MIXED_START, MIXED_AGREE, MIXED_SPREAD, MIXED_COLLECT, MIXED_RETURN };
 static void post(Op *op, int peer, bool is_send, const char *data, int64_t bytes) {
     Group *group = op->group;
     uint64_t *numbers = is_send ? group->sent[1] : group->received[1];
-    group->messages[op->n_messages++] = (Message){.group = group, .peer = peer, .lane = 1, .number = numbers[peer]++,
-                                                  .is_send = is_send, .d = op->d, .data = (char *)data, .bytes = bytes};
+    group->messages[op->n_messages++] = (Message){.group = group,
+                                                  .peer = peer,
+                                                  .lane = 1,
+                                                  .number = numbers[peer]++,
+                                                  .is_send = is_send,
+                                                  .d = op->d,
+                                                  .data = (char *)data,
+                                                  .bytes = bytes};
 }
 
 static bool is_missing(const Op *op, int index) {
@@ -111,7 +117,8 @@ static void post_collect(Op *op) {
         const Range theirs = piece_of(op, i);
         if (i == group->rank) continue;
         if (theirs.count > 0) post(op, i, true, op->in + theirs.first * element(op), theirs.count * element(op));
-        if (own.count > 0) post(op, i, false, group->chunks + i * (int64_t)MESSAGE_CHUNK_BYTES, own.count * element(op));
+        if (own.count > 0)
+            post(op, i, false, group->chunks + i * (int64_t)MESSAGE_CHUNK_BYTES, own.count * element(op));
     }
 }
 
@@ -124,7 +131,8 @@ static void sum_piece(const Op *op) {
                                               : group->chunks + i * (int64_t)MESSAGE_CHUNK_BYTES;
     }
     void *out = op->out + (is_all_reduce(op) ? own.first : op->first) * element(op);
-    comm_reduce(&out, 1, (const void *const *)group->pointers, group->size, own.count, (DType)op->d.dtype, (CommOp)op->d.op);
+    comm_reduce(&out, 1, (const void *const *)group->pointers, group->size, own.count, (DType)op->d.dtype,
+                (CommOp)op->d.op);
 }
 
 static void post_return(Op *op) {

@@ -60,24 +60,24 @@ static inline int32_t u32_to_i32(uint32_t x) { return (int32_t)x; }
 #define LARGER_INT(a, b) ((int32_t)(b) > (int32_t)(a) ? (b) : (a))
 
 /* STORED: in the vectors; TYPE: of the sums. */
-#define REDUCE_IN_BLOCKS(name, STORED, TYPE, widen, narrow, JOIN)                                              \
-    static void name(void *const *out, int n_out, const void *const *in, int n_in, int64_t count) {            \
-        TYPE sum[BLOCK_ELEMENTS];                                                                              \
-        for (int64_t first = 0; first < count; first += BLOCK_ELEMENTS) {                                      \
-            const int64_t n = min_i64(BLOCK_ELEMENTS, count - first);                                          \
-            const STORED *x = (const STORED *)in[0] + first;                                                   \
-            STORED *y = (STORED *)out[0] + first;                                                              \
-            for (int64_t i = 0; i < n; i++) sum[i] = widen(x[i]);                                              \
-            for (int j = 1; j < n_in; j++) {                                                                   \
-                x = (const STORED *)in[j] + first;                                                             \
-                for (int64_t i = 0; i < n; i++) {                                                              \
-                    TYPE one = widen(x[i]);                                                                    \
-                    sum[i] = JOIN(sum[i], one);                                                                \
-                }                                                                                              \
-            }                                                                                                  \
-            for (int64_t i = 0; i < n; i++) y[i] = narrow(sum[i]);                                             \
-            for (int j = 1; j < n_out; j++) memcpy((STORED *)out[j] + first, y, (size_t)n * sizeof *y);        \
-        }                                                                                                      \
+#define REDUCE_IN_BLOCKS(name, STORED, TYPE, widen, narrow, JOIN)                                       \
+    static void name(void *const *out, int n_out, const void *const *in, int n_in, int64_t count) {     \
+        TYPE sum[BLOCK_ELEMENTS];                                                                       \
+        for (int64_t first = 0; first < count; first += BLOCK_ELEMENTS) {                               \
+            const int64_t n = min_i64(BLOCK_ELEMENTS, count - first);                                   \
+            const STORED *x = (const STORED *)in[0] + first;                                            \
+            STORED *y = (STORED *)out[0] + first;                                                       \
+            for (int64_t i = 0; i < n; i++) sum[i] = widen(x[i]);                                       \
+            for (int j = 1; j < n_in; j++) {                                                            \
+                x = (const STORED *)in[j] + first;                                                      \
+                for (int64_t i = 0; i < n; i++) {                                                       \
+                    TYPE one = widen(x[i]);                                                             \
+                    sum[i] = JOIN(sum[i], one);                                                         \
+                }                                                                                       \
+            }                                                                                           \
+            for (int64_t i = 0; i < n; i++) y[i] = narrow(sum[i]);                                      \
+            for (int j = 1; j < n_out; j++) memcpy((STORED *)out[j] + first, y, (size_t)n * sizeof *y); \
+        }                                                                                               \
     }
 
 REDUCE_IN_BLOCKS(max_f32, float, float, f32_to_f32, f32_to_f32, LARGER)
@@ -94,34 +94,34 @@ REDUCE_IN_BLOCKS(max_i32, int32_t, uint32_t, i32_to_u32, u32_to_i32, LARGER_INT)
 typedef float FloatVector __attribute__((vector_size(32), aligned(4), may_alias));
 typedef double DoubleVector __attribute__((vector_size(32), aligned(8), may_alias));
 
-#define SUM_IN_REGISTERS(name, TYPE, VECTOR)                                                                   \
-    static void name(void *const *out, int n_out, const void *const *in, int n_in, int64_t count) {            \
-        enum { EACH = sizeof(VECTOR) / sizeof(TYPE) };                                                         \
-        int64_t i = 0;                                                                                         \
-        for (; i + 4 * EACH <= count; i += 4 * EACH) {                                                         \
-            const TYPE *x = (const TYPE *)in[0] + i;                                                           \
-            VECTOR a = *(const VECTOR *)x, b = *(const VECTOR *)(x + EACH);                                    \
-            VECTOR c = *(const VECTOR *)(x + 2 * EACH), d = *(const VECTOR *)(x + 3 * EACH);                   \
-            for (int j = 1; j < n_in; j++) {                                                                   \
-                x = (const TYPE *)in[j] + i;                                                                   \
-                a += *(const VECTOR *)x;                                                                       \
-                b += *(const VECTOR *)(x + EACH);                                                              \
-                c += *(const VECTOR *)(x + 2 * EACH);                                                          \
-                d += *(const VECTOR *)(x + 3 * EACH);                                                          \
-            }                                                                                                  \
-            for (int j = 0; j < n_out; j++) {                                                                  \
-                TYPE *y = (TYPE *)out[j] + i;                                                                  \
-                *(VECTOR *)y = a;                                                                              \
-                *(VECTOR *)(y + EACH) = b;                                                                     \
-                *(VECTOR *)(y + 2 * EACH) = c;                                                                 \
-                *(VECTOR *)(y + 3 * EACH) = d;                                                                 \
-            }                                                                                                  \
-        }                                                                                                      \
-        for (; i < count; i++) {                                                                               \
-            TYPE sum = ((const TYPE *)in[0])[i];                                                               \
-            for (int j = 1; j < n_in; j++) sum += ((const TYPE *)in[j])[i];                                    \
-            for (int j = 0; j < n_out; j++) ((TYPE *)out[j])[i] = sum;                                         \
-        }                                                                                                      \
+#define SUM_IN_REGISTERS(name, TYPE, VECTOR)                                                        \
+    static void name(void *const *out, int n_out, const void *const *in, int n_in, int64_t count) { \
+        enum { EACH = sizeof(VECTOR) / sizeof(TYPE) };                                              \
+        int64_t i = 0;                                                                              \
+        for (; i + 4 * EACH <= count; i += 4 * EACH) {                                              \
+            const TYPE *x = (const TYPE *)in[0] + i;                                                \
+            VECTOR a = *(const VECTOR *)x, b = *(const VECTOR *)(x + EACH);                         \
+            VECTOR c = *(const VECTOR *)(x + 2 * EACH), d = *(const VECTOR *)(x + 3 * EACH);        \
+            for (int j = 1; j < n_in; j++) {                                                        \
+                x = (const TYPE *)in[j] + i;                                                        \
+                a += *(const VECTOR *)x;                                                            \
+                b += *(const VECTOR *)(x + EACH);                                                   \
+                c += *(const VECTOR *)(x + 2 * EACH);                                               \
+                d += *(const VECTOR *)(x + 3 * EACH);                                               \
+            }                                                                                       \
+            for (int j = 0; j < n_out; j++) {                                                       \
+                TYPE *y = (TYPE *)out[j] + i;                                                       \
+                *(VECTOR *)y = a;                                                                   \
+                *(VECTOR *)(y + EACH) = b;                                                          \
+                *(VECTOR *)(y + 2 * EACH) = c;                                                      \
+                *(VECTOR *)(y + 3 * EACH) = d;                                                      \
+            }                                                                                       \
+        }                                                                                           \
+        for (; i < count; i++) {                                                                    \
+            TYPE sum = ((const TYPE *)in[0])[i];                                                    \
+            for (int j = 1; j < n_in; j++) sum += ((const TYPE *)in[j])[i];                         \
+            for (int j = 0; j < n_out; j++) ((TYPE *)out[j])[i] = sum;                              \
+        }                                                                                           \
     }
 
 SUM_IN_REGISTERS(sum_f32, float, FloatVector)

@@ -35,7 +35,9 @@ typedef struct {
     int64_t bytes;
 } Hello;
 
-static double limit_s(const Comm *comm) { return comm->options.timeout_s > 0 ? comm->options.timeout_s : setup_limit_s; }
+static double limit_s(const Comm *comm) {
+    return comm->options.timeout_s > 0 ? comm->options.timeout_s : setup_limit_s;
+}
 
 /* ---- Unix sockets ---- */
 
@@ -79,8 +81,10 @@ static int unix_connect(const Launch *launch, int generation, int rank) {
         } while (status != 0 && errno == EINTR);
     }
     if (status != 0) {
-        die(EXIT_LAUNCH, "rank %d cannot reach rank %d, which reports the same host %s: %s (ranks of one host must share "
-            "its network namespace)", launch_rank(launch), rank, launch_host(launch), strerror(errno));
+        die(EXIT_LAUNCH,
+            "rank %d cannot reach rank %d, which reports the same host %s: %s (ranks of one host must share "
+            "its network namespace)",
+            launch_rank(launch), rank, launch_host(launch), strerror(errno));
     }
     if (!same_user(fd)) die(EXIT_LAUNCH, "rank %d on this host belongs to another user", rank);
     return fd;
@@ -94,7 +98,9 @@ static void send_hello(const Comm *comm, int rank, int64_t bytes, const int *fds
         char room[CMSG_SPACE(FDS_MAX * sizeof(int))];
     } control;
     memset(&control, 0, sizeof control);
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.room,
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = control.room,
                              .msg_controllen = CMSG_SPACE((size_t)n_fds * sizeof(int))};
     struct cmsghdr *header = CMSG_FIRSTHDR(&message);
     header->cmsg_level = SOL_SOCKET;
@@ -116,7 +122,9 @@ static Hello receive_hello(int fd, int *fds, int n_fds, double deadline_s, const
         struct cmsghdr align;
         char room[CMSG_SPACE(FDS_MAX * sizeof(int))];
     } control;
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.room,
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = control.room,
                              .msg_controllen = CMSG_SPACE((size_t)n_fds * sizeof(int))};
     struct pollfd ready = {.fd = fd, .events = POLLIN};
     ssize_t n;
@@ -129,7 +137,8 @@ static Hello receive_hello(int fd, int *fds, int n_fds, double deadline_s, const
     struct cmsghdr *header = CMSG_FIRSTHDR(&message);
     bool good = n == (ssize_t)sizeof hello && hello.n_fds == n_fds && header && header->cmsg_type == SCM_RIGHTS &&
                 header->cmsg_len == CMSG_LEN((size_t)n_fds * sizeof(int));
-    if (!good) die(EXIT_LAUNCH, "%s on this host is of another version of this program (or has no descriptors left)", who);
+    if (!good)
+        die(EXIT_LAUNCH, "%s on this host is of another version of this program (or has no descriptors left)", who);
     memcpy(fds, CMSG_DATA(header), (size_t)n_fds * sizeof(int));
     return hello;
 }
@@ -167,7 +176,8 @@ static void meet_local(Comm *comm, const Launch *launch, int listener) {
         int fd = -1;
         while (fd < 0) {
             double left_s = deadline_s - clock_s();
-            if (left_s <= 0) die(EXIT_HANG, "%d ranks of this host have not opened their shared memory in time", missing);
+            if (left_s <= 0)
+                die(EXIT_HANG, "%d ranks of this host have not opened their shared memory in time", missing);
             if (poll(&ready, 1, (int)(left_s * 1000) + 1) > 0) fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
             if (fd < 0 || same_user(fd)) continue;
             close(fd);
@@ -213,7 +223,8 @@ static void meet_remote(Comm *comm, const Launch *launch, int listener, const Ca
         missing += rank > comm->rank;
         if (rank > comm->rank) continue;
         int fd = launch_connect(launch, cards[rank].address, deadline_s - clock_s());
-        if (fd < 0) die(EXIT_LAUNCH, "no connection to rank %d on host %s at %s", rank, cards[rank].host, cards[rank].address);
+        if (fd < 0)
+            die(EXIT_LAUNCH, "no connection to rank %d on host %s at %s", rank, cards[rank].host, cards[rank].address);
         add_remote(comm, rank, fd);
     }
     for (; missing > 0; missing--) {
@@ -255,7 +266,8 @@ static Card *exchange_cards(Comm *comm, Launch *launch, int *listener) {
         size_t bytes;
         char *card = launch_get(launch, rank, key, &bytes);
         bool good = bytes > 0 && card[bytes - 1] == 0 &&
-                    sscanf(card, "%95[^\n]\n%255[^\n]\n%255[^\n]", cards[rank].place, cards[rank].host, cards[rank].address) == 3;
+                    sscanf(card, "%95[^\n]\n%255[^\n]\n%255[^\n]", cards[rank].place, cards[rank].host,
+                           cards[rank].address) == 3;
         if (!good) die(EXIT_LAUNCH, "rank %d is of another version of this program", rank);
         free(card);
         comm->hosts[rank] = xstrdup(cards[rank].host);
@@ -383,8 +395,8 @@ static BlockEntry *make_block(Group *group) {
     Control *control = comm->control.base;
     Block layout;
     if (comm->n_blocks == BLOCKS_MAX) {
-        die(EXIT_LAUNCH, "group %s is one more than the %d groups that rank %d can be first in", group->name, BLOCKS_MAX,
-            comm->rank);
+        die(EXIT_LAUNCH, "group %s is one more than the %d groups that rank %d can be first in", group->name,
+            BLOCKS_MAX, comm->rank);
     }
     BlockEntry *entry = &control->blocks[comm->n_blocks++];
     entry->offset = comm->control_used;

@@ -137,7 +137,8 @@ static void read_inputs(const Op *op, int64_t at, int64_t n, int64_t stride, int
         }
         break;
     case OP_BROADCAST:
-        if (group->rank != op->d.root) copy_counted(op, out, (char *)group->pointers[op->d.root] + at * size, n, op->d.root);
+        if (group->rank != op->d.root)
+            copy_counted(op, out, (char *)group->pointers[op->d.root] + at * size, n, op->d.root);
         break;
     case OP_REDUCE_SCATTER: {
         void *to = out;
@@ -198,7 +199,8 @@ static void fill_window(Op *op) {
     char *window = half_window(group, group->rank);
     if (op->length == 0 || !is_source(op, group->rank)) return;
     for (int64_t k = 0; k < parts; k++) {
-        memcpy(window + k * op->length * size, op->in + (k * op->d.count + op->first) * size, (size_t)(op->length * size));
+        memcpy(window + k * op->length * size, op->in + (k * op->d.count + op->first) * size,
+               (size_t)(op->length * size));
     }
 }
 
@@ -212,7 +214,8 @@ static void sum_slice(Op *op) {
     void **out = group->pointers + group->size;
     if (mine.count <= 0) return;
     offset_pointers(out, group->pointers, group->size, mine.first * (int64_t)element(op));
-    comm_reduce(out, group->size, (const void *const *)out, group->size, mine.count, (DType)op->d.dtype, (CommOp)op->d.op);
+    comm_reduce(out, group->size, (const void *const *)out, group->size, mine.count, (DType)op->d.dtype,
+                (CommOp)op->d.op);
     comm_count_bytes(group->comm, 2 * (group->size - 1) * mine.count * (int64_t)element(op));
 }
 
@@ -283,8 +286,6 @@ WorkState comm_shared_tick(Work *work, BellId bell) {
         memcpy(op->out + op->first * (int64_t)element(op), half_window(group, group->rank),
                (size_t)op->length * element(op));
         return next_piece(op);
-    default: /* SHARED_LEAVE */
-        comm_pass_turn(op);
-        return WORK_DONE;
+    default: /* SHARED_LEAVE */ comm_pass_turn(op); return WORK_DONE;
     }
 }

@@ -24,12 +24,12 @@ enum { NET_START, NET_POSTED, NET_DONE };
 
 typedef enum { FRAME_WANT = 0x54430001, FRAME_DATA } FrameKind;
 
-typedef struct {       // offset  bytes
-    uint32_t kind;     //   0     4
-    uint32_t lane;     //   4     4
-    uint64_t key;      //   8     8   of the group
-    uint64_t number;   //  16     8
-    Descriptor d;      //  24    24
+typedef struct {     // offset  bytes
+    uint32_t kind;   //   0     4
+    uint32_t lane;   //   4     4
+    uint64_t key;    //   8     8   of the group
+    uint64_t number; //  16     8
+    Descriptor d;    //  24    24
 } Frame;
 _Static_assert(sizeof(Frame) == 48, "size on the wire");
 
@@ -45,13 +45,13 @@ struct Connection {
     Queue outgoing;        /* asked for; the first is being sent */
     Frame *wants;          /* of the peer, not posted here yet */
     int n_wants, wants_capacity;
-    char *control;         /* WANT frames to be sent */
+    char *control; /* WANT frames to be sent */
     size_t control_bytes, control_sent, control_capacity;
     size_t header_sent; /* of the first outgoing message */
     Frame header;
-    Frame in;              /* being received */
+    Frame in; /* being received */
     size_t in_bytes;
-    Message *incoming;     /* whose bytes follow; NULL: a frame is being received */
+    Message *incoming; /* whose bytes follow; NULL: a frame is being received */
 };
 
 struct Net {
@@ -111,8 +111,8 @@ static bool is_needed(const Connection *c) { return c->sends.first || c->receive
 
 static void die_lost(const Connection *c) {
     const Comm *comm = c->net->comm;
-    die(EXIT_PEER_LOST, "rank %d on host %s was lost: its connection ended while this rank communicates with it", c->rank,
-        comm->hosts[c->rank]);
+    die(EXIT_PEER_LOST, "rank %d on host %s was lost: its connection ended while this rank communicates with it",
+        c->rank, comm->hosts[c->rank]);
 }
 
 /* A peer that has all it needs may leave first. */
@@ -219,7 +219,8 @@ static void take_frame(Connection *c) {
     }
     Message *m = queue_find(&c->receives, frame);
     if (frame->kind != FRAME_DATA || !m) {
-        die(EXIT_INTERNAL, "rank %d on host %s sent something that was not asked for", c->rank, c->net->comm->hosts[c->rank]);
+        die(EXIT_INTERNAL, "rank %d on host %s sent something that was not asked for", c->rank,
+            c->net->comm->hosts[c->rank]);
     }
     check_frame(m, frame);
     c->incoming = m;

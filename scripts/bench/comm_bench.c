@@ -39,7 +39,9 @@ static void check_sum(const Bench *b, float *x, int64_t n, const char *what) {
     for (int64_t i = 0; i < n; i++) {
         float wanted = 0;
         for (int r = 0; r < b->size; r++) wanted += value(r, i);
-        if (x[i] != wanted) die(EXIT_NUMBERS, "%s of %lld f32: element %lld is %g, not %g", what, (long long)n, (long long)i, x[i], wanted);
+        if (x[i] != wanted)
+            die(EXIT_NUMBERS, "%s of %lld f32: element %lld is %g, not %g", what, (long long)n, (long long)i, x[i],
+                wanted);
     }
     memset(x, 0, (size_t)n * sizeof *x); /* so that repeated sums stay finite */
 }
@@ -79,8 +81,9 @@ static void measure(const Bench *b, Kind kind, const char *name, float *x, size_
     }
     qsort(times, (size_t)count, sizeof *times, by_size);
     if (b->rank != 0) return;
-    printf("%d ranks  %-24s %9zu B  median %10.1f us  fastest %10.1f  95%% %10.1f  (%d calls, %.2f GB/s)\n", b->size, name, bytes,
-           1e6 * times[count / 2], 1e6 * times[0], 1e6 * times[count * 95 / 100], count, 1e-9 * (double)bytes / times[count / 2]);
+    printf("%d ranks  %-24s %9zu B  median %10.1f us  fastest %10.1f  95%% %10.1f  (%d calls, %.2f GB/s)\n", b->size,
+           name, bytes, 1e6 * times[count / 2], 1e6 * times[0], 1e6 * times[count * 95 / 100], count,
+           1e-9 * (double)bytes / times[count / 2]);
     fflush(stdout);
 }
 

@@ -433,18 +433,20 @@ START_TEST(random_streams_and_events) {
         case 2:
             if (next_random(&state) % 8) break;
             event_sync(events[e]);
-            ck_assert_msg(!marked[e] || atomic_load(marked[e]), "event too early: TEST_SEED=%llu", (unsigned long long)seed);
+            ck_assert_msg(!marked[e] || atomic_load(marked[e]), "event too early: TEST_SEED=%llu",
+                          (unsigned long long)seed);
             break;
         default: break;
         }
-        work[i] = (Checked){.work.tick = checked_tick, .need = {last[s], wanted[s]}, .again = (int)(next_random(&state) % 4)};
+        work[i] = (Checked){
+            .work.tick = checked_tick, .need = {last[s], wanted[s]}, .again = (int)(next_random(&state) % 4)};
         last[s] = &work[i].mark;
         stream_submit(streams[s], &work[i].work);
     }
     for (int s = 0; s < 3; s++) stream_sync(streams[s]);
     for (int i = 0; i < STEPS; i++) {
-        ck_assert_msg(atomic_load(&work[i].mark) && !atomic_load(&work[i].bad), "work %d out of order: TEST_SEED=%llu", i,
-                      (unsigned long long)seed);
+        ck_assert_msg(atomic_load(&work[i].mark) && !atomic_load(&work[i].bad), "work %d out of order: TEST_SEED=%llu",
+                      i, (unsigned long long)seed);
     }
     for (int e = 0; e < 8; e++) event_destroy(events[e]);
 }

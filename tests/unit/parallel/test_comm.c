@@ -23,8 +23,12 @@ typedef struct {
     char *in, *out;
 } Call;
 
-static int64_t in_elements(const Call *c) { return c->count * (c->kind == REDUCE_SCATTER || c->kind == ALL_TO_ALL ? c->n : 1); }
-static int64_t out_elements(const Call *c) { return c->count * (c->kind == ALL_GATHER || c->kind == ALL_TO_ALL ? c->n : 1); }
+static int64_t in_elements(const Call *c) {
+    return c->count * (c->kind == REDUCE_SCATTER || c->kind == ALL_TO_ALL ? c->n : 1);
+}
+static int64_t out_elements(const Call *c) {
+    return c->count * (c->kind == ALL_GATHER || c->kind == ALL_TO_ALL ? c->n : 1);
+}
 
 static void call_buffers(Call *c, World *world) {
     const size_t size = dtype_size(c->dtype), in = (size_t)in_elements(c) * size, out = (size_t)out_elements(c) * size;
@@ -72,9 +76,10 @@ static void call_check(const Call *c, const World *world, uint64_t seed) {
     for (int64_t i = (int64_t)(c->salt % (uint64_t)step); i < out_elements(c); i += step) {
         store(wanted, 0, c->dtype, expected(c, i));
         if (memcmp(wanted, c->out + (size_t)i * size, size) == 0) continue;
-        die(EXIT_NUMBERS, "%s of %lld %s %s over %s, %d ranks%s: element %lld of rank %d is wrong (seed %llu)", kind_names[c->kind],
-            (long long)c->count, dtype_name(c->dtype), c->op == COMM_MAX ? "max" : "sum", transport_names[world->transport],
-            c->n, c->alias ? ", aliased" : "", (long long)i, world->rank, (unsigned long long)seed);
+        die(EXIT_NUMBERS, "%s of %lld %s %s over %s, %d ranks%s: element %lld of rank %d is wrong (seed %llu)",
+            kind_names[c->kind], (long long)c->count, dtype_name(c->dtype), c->op == COMM_MAX ? "max" : "sum",
+            transport_names[world->transport], c->n, c->alias ? ", aliased" : "", (long long)i, world->rank,
+            (unsigned long long)seed);
     }
 }
 
@@ -94,8 +99,15 @@ static void play_all(World *world, const Scene *scene) {
             for (DType dtype = 0; dtype < DT_COUNT; dtype++, salt++) {
                 int64_t count = s < n_sizes ? sizes[s] : long_sizes[s - n_sizes];
                 if (count > 10000 && dtype != DT_F32 && (int)salt % 3 != scene->argument) continue;
-                Call call = {.kind = kind, .dtype = dtype, .op = salt % 3 ? COMM_SUM : COMM_MAX, .count = count, .n = world->size,
-                             .root = (int)(salt % (uint64_t)world->size), .ranks = ranks, .me = world->rank, .salt = salt,
+                Call call = {.kind = kind,
+                             .dtype = dtype,
+                             .op = salt % 3 ? COMM_SUM : COMM_MAX,
+                             .count = count,
+                             .n = world->size,
+                             .root = (int)(salt % (uint64_t)world->size),
+                             .ranks = ranks,
+                             .me = world->rank,
+                             .salt = salt,
                              .alias = salt % 2};
                 /* Memory is reused at once: a peer that still read it would get wrong numbers. */
                 world->used = 0;
@@ -268,7 +280,8 @@ static void make_teams(Team teams[GROUPS], World *world) {
         }
         if (teams[t].me < 0) continue;
         teams[t].group = comm_group(world->comm, "team", teams[t].ranks, teams[t].n);
-        if (group_size(teams[t].group) != teams[t].n || group_rank(teams[t].group) != teams[t].me) die(EXIT_INTERNAL, "group");
+        if (group_size(teams[t].group) != teams[t].n || group_rank(teams[t].group) != teams[t].me)
+            die(EXIT_INTERNAL, "group");
     }
 }
 
@@ -284,8 +297,12 @@ static void play_random(World *world, const Scene *scene) {
     make_teams(teams, world);
     for (int i = 0; i < CALLS; i++) {
         const Team *team = &teams[random_next(&state) % GROUPS];
-        Call call = {.kind = (Kind)(random_next(&state) % KINDS), .dtype = (DType)(random_next(&state) % DT_COUNT),
-                     .op = (CommOp)(random_next(&state) % 2), .n = team->n, .ranks = team->ranks, .me = team->me,
+        Call call = {.kind = (Kind)(random_next(&state) % KINDS),
+                     .dtype = (DType)(random_next(&state) % DT_COUNT),
+                     .op = (CommOp)(random_next(&state) % 2),
+                     .n = team->n,
+                     .ranks = team->ranks,
+                     .me = team->me,
                      .salt = random_next(&state) % 1000};
         uint64_t size = random_next(&state);
         call.count = (int64_t)(size % (size >> 32 & 7 ? 3000 : 60000));
@@ -305,10 +322,11 @@ static void play_random(World *world, const Scene *scene) {
 
 START_TEST(random_operations) {
     uint64_t seed = getenv("TEST_SEED") ? random_seed() : (random_seed() + (uint64_t)_i) % 1000000;
-    const Scene scene = {.ranks = 4, .transport = (Transport)(_i % TRANSPORTS), .play = play_random, .argument = (int)seed};
+    const Scene scene = {
+        .ranks = 4, .transport = (Transport)(_i % TRANSPORTS), .play = play_random, .argument = (int)seed};
     const Process *process = scene_run(&scene);
-    ck_assert_msg(process->status == 0, "status %d, %s, TEST_SEED=%llu: %s", process->status, transport_names[scene.transport],
-                  (unsigned long long)seed, process->text);
+    ck_assert_msg(process->status == 0, "status %d, %s, TEST_SEED=%llu: %s", process->status,
+                  transport_names[scene.transport], (unsigned long long)seed, process->text);
 }
 END_TEST
 
@@ -336,7 +354,8 @@ static void play_chain(World *world, const Scene *scene) {
     uint32_t factor = 1;
     for (int round = 1; round < ROUNDS; round++) factor *= 4;
     for (int i = 0; i < 4 * N; i++) {
-        if ((uint32_t)sums[i] != factor * (uint32_t)(6 + 4 * (i % N))) die(EXIT_NUMBERS, "chain: element %d is %d", i, sums[i]);
+        if ((uint32_t)sums[i] != factor * (uint32_t)(6 + 4 * (i % N)))
+            die(EXIT_NUMBERS, "chain: element %d is %d", i, sums[i]);
     }
     comm_barrier(all, world->compute);
     event_destroy(done);

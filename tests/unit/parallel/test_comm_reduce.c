@@ -61,7 +61,8 @@ START_TEST(every_16_bit_number_passes_unchanged) {
         (*tables[t])[formats[_i]][COMM_SUM](out, 1, in, 1, 65536);
         for (int i = 0; i < 65536; i++) {
             bool nan = isnan(value16(formats[_i], all[i]));
-            ck_assert_msg(nan ? isnan(value16(formats[_i], got[i])) : got[i] == all[i], "table %d: %04x becomes %04x", t, all[i], got[i]);
+            ck_assert_msg(nan ? isnan(value16(formats[_i], got[i])) : got[i] == all[i], "table %d: %04x becomes %04x",
+                          t, all[i], got[i]);
         }
     }
 }
@@ -80,7 +81,8 @@ START_TEST(sums_of_16_bit_numbers_are_rounded_to_nearest_even) {
         double wanted = round_for(formats[_i], (double)((float)x + (float)y));
         for (int t = 0; t < n_tables; t++) {
             double got = value16(formats[_i], join16(tables[t], formats[_i], COMM_SUM, a, b));
-            ck_assert_msg(same(got, wanted), "%04x + %04x is %a, not %a; TEST_SEED=%llu", a, b, got, wanted, (unsigned long long)seed);
+            ck_assert_msg(same(got, wanted), "%04x + %04x is %a, not %a; TEST_SEED=%llu", a, b, got, wanted,
+                          (unsigned long long)seed);
             double larger = isnan(x) || isnan(y) ? NAN : x > y ? x : y;
             got = value16(formats[_i], join16(tables[t], formats[_i], COMM_MAX, a, b));
             ck_assert_msg(isnan(larger) ? isnan(got) : got == larger, "max of %04x and %04x is %a", a, b, got);
@@ -132,8 +134,9 @@ START_TEST(all_shapes_give_the_bits_of_the_definition) {
                 for (int64_t i = 0; i < count; i++) {
                     char wanted[8];
                     store(wanted, 0, dtype, reduced(dtype, op, ranks, n, i, (uint64_t)c));
-                    ck_assert_msg(memcmp(wanted, results[0] + (size_t)i * size, size) == 0, "%s, %d inputs, element %lld of %lld",
-                                  dtype_name(dtype), n, (long long)i, (long long)count);
+                    ck_assert_msg(memcmp(wanted, results[0] + (size_t)i * size, size) == 0,
+                                  "%s, %d inputs, element %lld of %lld", dtype_name(dtype), n, (long long)i,
+                                  (long long)count);
                 }
             }
         }
