@@ -24,7 +24,7 @@
 enum {
     WINDOW_BYTES = 256 << 10,        /* staging: one half window of a member, for collectives */
     PAIR_WINDOW_BYTES = 64 << 10,    /* staging: from one member to another, for messages */
-    ONE_SHOT_BYTES = 16 << 10,       /* all_reduce: up to here every member sums everything, with one wait */
+    ONE_SHOT_BYTES = 16 << 10,       /* all_reduce: up to here one member sums everything, with one wait */
     STAGE_BYTES = 32 << 10,          /* others: up to here staging saves a wait and so beats working in place */
     MESSAGE_CHUNK_BYTES = 256 << 10, /* groups that span hosts: a piece of a slice */
     BLOCKS_MAX = 256                 /* groups that one rank can be the first local member of */
@@ -77,7 +77,8 @@ _Static_assert(sizeof(Pair) == 128, "whole pairs of cache lines");
 
 typedef struct {
     _Atomic uint64_t arrivals; /* of all members, at all waits */
-    char rest[120];
+    _Atomic uint64_t released; /* waits that are over */
+    char rest[112];
 } BlockHead;
 
 typedef struct {

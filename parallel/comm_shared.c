@@ -5,12 +5,13 @@
  *
  *     in place:  publish the input's place | wait | work on the peers' memory          | wait
  *     staged:    copy a piece to my window | wait | read the windows     (next piece: the other half)
- *       all_reduce beyond ONE_SHOT_BYTES:         | sum my slice into all windows      | wait | copy out
+ *       all_reduce to ONE_SHOT_BYTES:      | wait | read the sum, which the last to arrive has made
+ *       all_reduce of more:                | wait | sum my slice into all windows      | wait | copy out
  *
- * One wait is: count up the group's arrivals, sleep until all members have done so. The last to arrive
- * wakes those that sleep. A half window is filled anew two pieces later: by then its writer has passed a
- * wait that every reader came to after it had read. Descriptors are kept by the parity of the operation's
- * number for the same reason.
+ * One wait is: count up the group's arrivals, sleep until the last to arrive lets all go on. That one wakes
+ * those that sleep. A half window is filled anew two pieces later: by then its writer has passed a wait that
+ * every reader came to after it had read. Descriptors are kept by the parity of the operation's number for
+ * the same reason.
  * Invariants: all members take the same branches, since they decide by what all have published; every
  * element is reduced by one member, in rank order, and given to all. */
 #include <string.h>
@@ -28,25 +29,13 @@ static bool is_missing(const Op *op, int index) {
     return atomic_load(&group->block.members[index].arrived) < group->waits;
 }
 
-static void arrive(Op *op) {
-    Group *group = op->group;
-    Member *members = group->block.members;
-    group->waits++;
-    comm_goes_on(op);
-    atomic_store_explicit(&members[group->rank].arrived, group->waits, memory_order_release);
-    uint64_t before = atomic_fetch_add(&group->block.head->arrivals, 1);
-    if (before + 1 < group->waits * (uint64_t)group->size) return;
-    for (int i = 0; i < group->size; i++) {
-        if (i != group->rank) comm_wake(group->comm, group->ranks[i], &members[i].sleepers);
-    }
-}
+static bool is_released(const Group *group) { return atomic_load(&group->block.head->released) >= group->waits; }
 
 static bool all_arrived(const Op *op, BellId bell) {
     const Group *group = op->group;
-    uint64_t wanted = group->waits * (uint64_t)group->size;
-    if (atomic_load(&group->block.head->arrivals) >= wanted) return true;
+    if (is_released(group)) return true;
     atomic_fetch_or(&group->block.members[group->rank].sleepers, 1u << bell);
-    return atomic_load(&group->block.head->arrivals) >= wanted;
+    return is_released(group);
 }
 
 /* ---- what the members published ---- */
@@ -146,11 +135,7 @@ static void read_inputs(const Op *op, int64_t at, int64_t n, int64_t stride, int
         break;
     }
     case OP_ALL_REDUCE:
-    case OP_HOST_REDUCE: {
-        void *to = out;
-        reduce_range(op, &to, 1, at, n);
-        break;
-    }
+    case OP_HOST_REDUCE: copy_counted(op, out, (char *)group->pointers[0] + at * size, n, 0); break;
     default: break; /* a barrier reads nothing */
     }
 }
@@ -204,8 +189,8 @@ static void fill_window(Op *op) {
     }
 }
 
-static bool sums_by_slices(const Op *op) {
-    return is_all_reduce(op) && op->d.count * (int64_t)element(op) > ONE_SHOT_BYTES;
+static bool sums_in_one_shot(const Op *op) {
+    return is_all_reduce(op) && op->d.count * (int64_t)element(op) <= ONE_SHOT_BYTES;
 }
 
 static void sum_slice(Op *op) {
@@ -217,6 +202,33 @@ static void sum_slice(Op *op) {
     comm_reduce(out, group->size, (const void *const *)out, group->size, mine.count, (DType)op->d.dtype,
                 (CommOp)op->d.op);
     comm_count_bytes(group->comm, 2 * (group->size - 1) * mine.count * (int64_t)element(op));
+}
+
+/* ---- waits, the other half: to arrive ---- */
+
+/* Where ranks outnumber cores the sum of a small vector is best made once, by whoever is at work anyway. */
+static void sum_for_all(Op *op) {
+    const Group *group = op->group;
+    check_agreement(op);
+    find_windows(op);
+    void *out = group->pointers[0];
+    reduce_range(op, &out, 1, 0, op->length);
+}
+
+static void arrive(Op *op) {
+    Group *group = op->group;
+    Member *members = group->block.members;
+    BlockHead *head = group->block.head;
+    group->waits++;
+    comm_goes_on(op);
+    atomic_store_explicit(&members[group->rank].arrived, group->waits, memory_order_release);
+    uint64_t before = atomic_fetch_add(&head->arrivals, 1);
+    if (before + 1 < group->waits * (uint64_t)group->size) return;
+    if (sums_in_one_shot(op)) sum_for_all(op);
+    atomic_store(&head->released, group->waits);
+    for (int i = 0; i < group->size; i++) {
+        if (i != group->rank) comm_wake(group->comm, group->ranks[i], &members[i].sleepers);
+    }
 }
 
 /* ---- the state machine ---- */
@@ -245,7 +257,7 @@ static WorkState filled(Op *op) {
     if (!op->checked) check_agreement(op);
     op->checked = true;
     find_windows(op);
-    if (!sums_by_slices(op)) {
+    if (sums_in_one_shot(op) || !is_all_reduce(op)) {
         read_inputs(op, 0, op->length, op->length, op->first);
         return next_piece(op);
     }
