@@ -12,6 +12,8 @@
 #include "train/commands.h"
 #include "train/config.h"
 
+enum { OPTIONS_MAX = 32 };
+
 void usage_error(const CommandLine *line, const char *format, ...) {
     va_list args;
     va_start(args, format);
@@ -55,7 +57,8 @@ static const Option *match(const CommandLine *line, int i, const char **value, i
 }
 
 static void unknown_option(const CommandLine *line, const char *word) {
-    const char **names = xcalloc((uint64_t)line->n_options, sizeof *names);
+    const char *names[OPTIONS_MAX];
+    REQUIRE(line->n_options <= OPTIONS_MAX);
     for (int k = 0; k < line->n_options; k++) names[k] = line->options[k].name;
     const char *near = nearest_name(word, names, line->n_options);
     if (near) usage_error(line, "unknown option %s; did you mean %s?", word, near);
