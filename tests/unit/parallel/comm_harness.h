@@ -96,7 +96,7 @@ static inline uint64_t random_next(uint64_t *state) {
 
 /* The nearest number with `digits` binary digits and no unit in the last place below 2^lowest; ties to even. */
 static inline double round_to(double x, int digits, int lowest, double largest) {
-    if (x == 0 || x != x) return x;
+    if (x == 0 || !isfinite(x)) return x;
     int exponent = ilogb(x) + 1 - digits;
     if (exponent < lowest) exponent = lowest;
     double rounded = ldexp(nearbyint(ldexp(x, -exponent)), exponent);
