@@ -157,7 +157,7 @@ def test_an_older_one_takes_the_place_of_an_incomplete_one(half, corpus, tmp_pat
     assert files(directory / "run/checkpoints") == files(directory / "whole/checkpoints")
 
 
-@pytest.mark.parametrize("key, value, old", [("model.heads", 2, 4), ("model.rope_theta", 12345, "1e+04"),
+@pytest.mark.parametrize("key, value, old", [("model.heads", 2, 4), ("model.rope_theta", 12345, "10000"),
                                              ("train.global_batch", 4, 8), ("train.seed", 8, 7),
                                              ("optimizer.kind", "sgd", "adamw")])
 def test_what_a_resume_refuses(key, value, old, half, tmp_path):
