@@ -78,7 +78,7 @@ $(BUILD)/tests/fuzz_%: $(BUILD)/obj/tests/fuzz/fuzz_%.o $(LIBS)
 # clang's build with AddressSanitizer and UBSan serves the unit tests and the fuzzers; clang warns on its way.
 ASAN = BUILD=build/asan CC=clang-14 OPT="-O1 -g" SANITIZE="-fsanitize=fuzzer-no-link,address,undefined \
 	-fno-sanitize-recover=undefined -fno-omit-frame-pointer"
-TSAN = BUILD=build/tsan CC=clang-14 OPT="-O1 -g" SANITIZE="-fsanitize=thread"
+TSAN = BUILD=build/tsan OPT="-O1 -g" SANITIZE="-fsanitize=thread"
 asan:
 	+@$(AGAIN) $(ASAN) tests fuzzers build/asan/trident
 tsan:

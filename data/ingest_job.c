@@ -59,7 +59,7 @@ static void encode_spans(Job *job, Encoder *encoder, int32_t end_of_document) {
     for (int64_t i = 0; i < job->n_spans; i++) {
         TextSpan span = job->spans[i];
         int64_t before = job->n_ids;
-        encode(job, encoder, job->text + at, span.bytes);
+        if (span.bytes > 0) encode(job, encoder, job->text + at, span.bytes); /* else text may be NULL */
         at += span.bytes;
         if (span.ends && !span.empty) add_end(job, end_of_document);
         add_document(job, job->n_ids - before, span.ends);

@@ -126,6 +126,7 @@ void encoder_end(Encoder *encoder) { bpe_encoder_free(encoder->bpe); }
 int64_t encoder_repaired(const Encoder *encoder) { return encoder->bpe ? bpe_encoder_repaired(encoder->bpe) : 0; }
 
 void encoder_encode(Encoder *encoder, const char *text, size_t bytes, int32_t **ids, int64_t *n, int64_t *capacity) {
+    if (bytes == 0) return;
     if (encoder->bpe) {
         bpe_encode(encoder->bpe, text, bytes, ids, n, capacity);
         return;

@@ -65,7 +65,7 @@ void residual_norm_forward(void *x_out, void *y, void *mean, void *rstd, const v
 void norm_backward(void *dx, void *dw, void *db, const void *dy, const void *x, const void *w, const void *mean,
                    const void *rstd, NormKind kind, int64_t N, int64_t C, void *workspace, DType dtype,
                    Stream *stream);
-int64_t norm_backward_workspace(int64_t N, int64_t C, DType dtype);
+int64_t norm_backward_workspace(NormKind kind, int64_t N, int64_t C, DType dtype);
 /* y = a + b + bias over (N, C); b and bias may be NULL; y may be a or b. */
 void residual_add(void *y, const void *a, const void *b, const void *bias, int64_t N, int64_t C, DType dtype,
                   Stream *stream);

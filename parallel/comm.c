@@ -156,12 +156,15 @@ static Op *op_take(Group *group, OpKind kind, int64_t count, DType dtype) {
     return op;
 }
 
+/* Stands for the buffer of an operation without elements, for which callers may pass NULL: offsets are added to it. */
+static char nothing[1];
+
 static Op *collective(Group *group, OpKind kind, void *out, const void *in, int64_t count, DType dtype) {
     REQUIRE(!group->comm->grouping);
     Op *op = op_take(group, kind, count, dtype);
     op->d.number = group->issued++;
-    op->in = in;
-    op->out = out;
+    op->in = in ? in : nothing;
+    op->out = out ? out : nothing;
     op->work.tick = group->shared ? comm_shared_tick : comm_mixed_tick;
     op->work.uses_sockets = !group->shared;
     return op;
@@ -230,7 +233,7 @@ static void message(Group *group, int peer, bool is_send, void *buffer, int64_t 
                             .number = op->d.number,
                             .is_send = is_send,
                             .d = op->d,
-                            .data = buffer,
+                            .data = buffer ? buffer : nothing,
                             .bytes = (int64_t)bytes_of(count, dtype)};
     op->work.tick = comm_message_op_tick;
     op->work.uses_sockets = !comm->peers[group->ranks[peer]].local;

@@ -59,8 +59,8 @@ static bool is_all_reduce(const Op *op) { return op->d.kind == OP_ALL_REDUCE || 
 static void post_agreement(Op *op) {
     for (int i = 0; i < op->group->size; i++) {
         if (i == op->group->rank) continue;
-        post(op, i, true, NULL, 0);
-        post(op, i, false, NULL, 0);
+        post(op, i, true, op->in, 0);
+        post(op, i, false, op->out, 0);
     }
 }
 

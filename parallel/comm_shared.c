@@ -64,7 +64,8 @@ static bool find_inputs(Op *op) {
         const Member *member = &group->block.members[i];
         int64_t place = member->place[op->d.number & 1];
         if (is_source(op, i) && place < 0) return false;
-        group->pointers[i] = group->comm->peers[group->ranks[i]].memory + (place < 0 ? 0 : place);
+        /* An input that is not read has a pointer too, for offsets are added to all. */
+        group->pointers[i] = place < 0 ? (void *)op->in : group->comm->peers[group->ranks[i]].memory + place;
     }
     return true;
 }

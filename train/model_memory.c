@@ -177,9 +177,10 @@ static void take_workspace(Model *m, Arena *arena, const Taker *t, bool training
     if (m->config->arch == ARCH_LLAMA) w->rope = take_work(arena, (size_t)(d->T * d->D) * t->stat, "rope table");
     if (training) {
         const AttentionShape shape = attention_shape(d);
-        const int64_t norm_bytes = norm_backward_workspace(d->N_local, d->C, m->config->dtype);
+        const int64_t norm_bytes = norm_backward_workspace(model_norm_kind(m), d->N_local, d->C, m->config->dtype);
         const int64_t attention_bytes = attention_backward_workspace(&shape, m->config->dtype);
-        w->dx = take_work(arena, (size_t)(d->N_local * d->C) * e, "residual gradient");
+        /* Later stages make it where the stage before gets it from. */
+        if (m->first) w->dx = take_work(arena, (size_t)(d->N_local * d->C) * e, "residual gradient");
         w->dwide = take_work(arena, (size_t)(d->N * max_i64(d->F_local, d->H_local * d->D)) * e, "wide gradient");
         w->dqkv = take_work(arena, (size_t)(d->N * d->QKV_local) * e, "qkv gradient");
         if (norm_bytes) w->norm = take_work(arena, (size_t)norm_bytes, "norm workspace");

@@ -93,6 +93,18 @@ static double value_at(const void *flat, int64_t i, DType dtype) {
     return dtype == DT_F64 ? ((const double *)flat)[i] : (double)((const float *)flat)[i];
 }
 
+/* Planned is used: nothing was written behind a buffer, and each was written to its last byte. */
+static void check_memory(const Arena *arena) {
+    const char *overrun = arena_check(arena);
+    if (overrun) die(EXIT_NUMBERS, "something was written behind the buffer \"%s\"", overrun);
+    for (int i = 0; i < arena->n_entries; i++) {
+        const size_t used = arena_high_water(arena, i);
+        if (used == arena->entries[i].bytes) continue;
+        fprintf(stderr, "the buffer \"%s\" has %zu bytes in the memory plan, but only %zu were used\n",
+            arena->entries[i].name, arena->entries[i].bytes, used);
+    }
+}
+
 static void run_trial(Trial *trial, const Config *c, Launch *launch, Comm *comm, int64_t steps) {
     Trainer *t = &trial->trainer;
     trainer_create(t, c, launch, comm, true, true);
@@ -111,8 +123,7 @@ static void run_trial(Trial *trial, const Config *c, Launch *launch, Comm *comm,
         }
     }
     free(memory);
-    const char *overrun = arena_check(&t->arena);
-    if (overrun) die(EXIT_NUMBERS, "something was written behind the buffer \"%s\"", overrun);
+    check_memory(&t->arena);
 }
 
 static void free_trial(Trial *trial) {

@@ -53,8 +53,8 @@ void residual_norm_forward(void *x_out, void *y, void *mean, void *rstd, const v
     share_chunks(ceil_div(N, a.chunk_rows), dtype == DT_F64 ? norm_forward_chunk_f64 : fp32, &a);
 }
 
-int64_t norm_backward_workspace(int64_t N, int64_t C, DType dtype) {
-    return ceil_div(N, block_rows(N)) * 2 * C * (int64_t)dtype_size(dtype);
+int64_t norm_backward_workspace(NormKind kind, int64_t N, int64_t C, DType dtype) {
+    return ceil_div(N, block_rows(N)) * (kind == NORM_LAYER ? 2 : 1) * C * (int64_t)dtype_size(dtype);
 }
 
 void norm_backward(void *dx, void *dw, void *db, const void *dy, const void *x, const void *w, const void *mean,

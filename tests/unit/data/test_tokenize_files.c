@@ -253,11 +253,20 @@ START_TEST(text_without_any_safe_cut_is_cut_with_a_warning) {
 }
 END_TEST
 
+/* gcc and clang say it in ways of their own. */
+#ifdef __has_feature
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define WITH_SANITIZER
+#endif
+#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define WITH_SANITIZER
+#endif
+
 START_TEST(memory_does_not_grow_with_the_text) {
     int fd = open(scratch("huge.txt"), O_CREAT | O_WRONLY, 0666);
     ck_assert_int_eq(ftruncate(fd, INT64_C(100) << 20), 0); /* one line, one document, of zero bytes */
     close(fd);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* these reserve more than that */
+#ifndef WITH_SANITIZER /* these reserve more than that */
     struct rlimit limit = {INT64_C(90) << 20, INT64_C(90) << 20};
     setrlimit(RLIMIT_AS, &limit);
 #endif
