@@ -43,8 +43,8 @@ void die(int status, const char *format, ...) __attribute__((noreturn, format(pr
 void die_error(const Error *err) __attribute__((noreturn));
 void die_require(const char *file, int line, const char *what) __attribute__((noreturn));
 
-#define REQUIRE(condition)                                     \
-    do {                                                       \
+#define REQUIRE(condition)                                             \
+    do {                                                               \
         if (!(condition)) die_require(__FILE__, __LINE__, #condition); \
     } while (0)
 

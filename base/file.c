@@ -17,8 +17,9 @@ int file_read_at(int fd, const char *path, void *to, size_t bytes, int64_t offse
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) return error_set(err, status, "%s: cannot read: %s", path, strerror(errno));
         if (n == 0) {
-            return error_set(err, status, "%s: ends at byte %" PRId64 ", but %zu bytes at offset %" PRId64
-                             " are needed", path, offset + (int64_t)done, bytes, offset);
+            return error_set(err, status,
+                             "%s: ends at byte %" PRId64 ", but %zu bytes at offset %" PRId64 " are needed", path,
+                             offset + (int64_t)done, bytes, offset);
         }
         done += (size_t)n;
     }

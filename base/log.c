@@ -16,7 +16,7 @@ static struct {
 } state;
 
 static const char *const area_names[] = {
-    [LOG_MAIN] = "main", [LOG_LAUNCH] = "launch", [LOG_COMM] = "comm", [LOG_PIPE] = "pipe",
+    [LOG_MAIN] = "main", [LOG_LAUNCH] = "launch",   [LOG_COMM] = "comm",  [LOG_PIPE] = "pipe",
     [LOG_DATA] = "data", [LOG_CKPT] = "checkpoint", [LOG_MEM] = "memory", [LOG_TRAIN] = "train",
 };
 

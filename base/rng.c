@@ -7,8 +7,8 @@
 
 Philox philox4x32(uint64_t key, uint64_t counter_high, uint64_t counter_low) {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    Philox c = {{(uint32_t)counter_low, (uint32_t)(counter_low >> 32), (uint32_t)counter_high,
-                 (uint32_t)(counter_high >> 32)}};
+    Philox c = {
+        {(uint32_t)counter_low, (uint32_t)(counter_low >> 32), (uint32_t)counter_high, (uint32_t)(counter_high >> 32)}};
     for (int round = 0; round < 10; round++) {
         uint64_t product0 = (uint64_t)0xD2511F53u * c.word[0];
         uint64_t product1 = (uint64_t)0xCD9E8D57u * c.word[2];
@@ -27,9 +27,7 @@ uint64_t rng_bits(uint64_t seed, uint64_t stream, uint64_t index) {
     return (uint64_t)p.word[1] << 32 | p.word[0];
 }
 
-static double unit(uint32_t low, uint32_t high) {
-    return (double)(((uint64_t)high << 32 | low) >> 11) * 0x1p-53;
-}
+static double unit(uint32_t low, uint32_t high) { return (double)(((uint64_t)high << 32 | low) >> 11) * 0x1p-53; }
 
 double rng_uniform(uint64_t seed, uint64_t stream, uint64_t index) {
     Philox p = philox4x32(seed, stream, index);

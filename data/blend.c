@@ -72,9 +72,7 @@ typedef struct {
     int32_t corpus;
 } Job;
 
-static int job_before(Job a, Job b) {
-    return a.deadline != b.deadline ? a.deadline < b.deadline : a.corpus < b.corpus;
-}
+static int job_before(Job a, Job b) { return a.deadline != b.deadline ? a.deadline < b.deadline : a.corpus < b.corpus; }
 
 static void heap_push(Job *heap, int *n, Job job) {
     int at = (*n)++;

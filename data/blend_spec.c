@@ -27,8 +27,10 @@ static char *parse_path(const char *spec, const char **at, Error *err) {
         p = end + 1;
         while (isspace((unsigned char)*p)) p++;
         if (!is_separator(*p)) {
-            error_set(err, EXIT_CONFIG, "data \"%s\": after the quoted path at character %d, a comma or a colon with a "
-                      "weight is expected", spec, (int)(p - spec) + 1);
+            error_set(err, EXIT_CONFIG,
+                      "data \"%s\": after the quoted path at character %d, a comma or a colon with a "
+                      "weight is expected",
+                      spec, (int)(p - spec) + 1);
             free(path);
             return NULL;
         }
@@ -56,12 +58,16 @@ static int parse_weight(const char *spec, const char **at, double *weight, Error
     const char *number_end = end;
     while (isspace((unsigned char)*end)) end++;
     if (number_end == *at || (*end != ',' && *end != 0)) {
-        return error_set(err, EXIT_CONFIG, "data \"%s\": a weight is expected at character %d; a path with a colon or "
-                         "comma in it is written in double quotes", spec, (int)(*at - spec) + 1);
+        return error_set(err, EXIT_CONFIG,
+                         "data \"%s\": a weight is expected at character %d; a path with a colon or "
+                         "comma in it is written in double quotes",
+                         spec, (int)(*at - spec) + 1);
     }
     if (!isfinite(*weight) || *weight < 0) {
-        return error_set(err, EXIT_CONFIG, "data \"%s\": the weight at character %d is %g; weights are finite and not "
-                         "negative", spec, (int)(*at - spec) + 1, *weight);
+        return error_set(err, EXIT_CONFIG,
+                         "data \"%s\": the weight at character %d is %g; weights are finite and not "
+                         "negative",
+                         spec, (int)(*at - spec) + 1, *weight);
     }
     *at = end;
     return 0;
@@ -70,14 +76,18 @@ static int parse_weight(const char *spec, const char **at, double *weight, Error
 static int check_entries(const char *spec, const BlendEntry *entries, int n, Error *err) {
     for (int i = 0; i < n; i++) {
         if ((entries[i].weight < 0) != (entries[0].weight < 0)) {
-            return error_set(err, EXIT_CONFIG, "data \"%s\": %s has a weight and %s has none; give all of them weights, or "
-                             "none (then each counts by its size)", spec,
-                             entries[entries[i].weight < 0 ? 0 : i].path, entries[entries[i].weight < 0 ? i : 0].path);
+            return error_set(err, EXIT_CONFIG,
+                             "data \"%s\": %s has a weight and %s has none; give all of them weights, or "
+                             "none (then each counts by its size)",
+                             spec, entries[entries[i].weight < 0 ? 0 : i].path,
+                             entries[entries[i].weight < 0 ? i : 0].path);
         }
         for (int j = 0; j < i; j++) {
             if (strcmp(entries[i].path, entries[j].path) != 0) continue;
-            return error_set(err, EXIT_CONFIG, "data \"%s\": %s is given twice; its samples would be drawn twice an "
-                             "epoch: add the weights up instead", spec, entries[i].path);
+            return error_set(err, EXIT_CONFIG,
+                             "data \"%s\": %s is given twice; its samples would be drawn twice an "
+                             "epoch: add the weights up instead",
+                             spec, entries[i].path);
         }
     }
     return 0;

@@ -19,9 +19,9 @@ typedef struct {
     int32_t vocab;
     int32_t end_of_document;
     int32_t byte_id[256];
-    char *token_text;      /* all tokens' bytes, one after the other */
-    size_t *token_offset;  /* (vocab + 1) */
-    BpeMerge *merges;      /* (merge_mask + 1), a power of two, at most half full */
+    char *token_text;     /* all tokens' bytes, one after the other */
+    size_t *token_offset; /* (vocab + 1) */
+    BpeMerge *merges;     /* (merge_mask + 1), a power of two, at most half full */
     uint64_t merge_mask;
     void *pattern;         /* pcre2_code: one piece of text, at the start of the subject */
     void *letter, *number; /* pcre2_code: one such character */

@@ -21,8 +21,8 @@ static const char *const end_names[] = {"<|endoftext|>", "<|end_of_text|>", "</s
 #define SPACES "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 
 const char *bpe_pattern(void) {
-    return "'(?:[sdmt]|ll|ve|re)| ?\\p{L}++| ?\\p{N}++| ?[^" SPACES "\\p{L}\\p{N}]++|[" SPACES "]+(?![^" SPACES "])|["
-           SPACES "]++";
+    return "'(?:[sdmt]|ll|ve|re)| ?\\p{L}++| ?\\p{N}++| ?[^" SPACES "\\p{L}\\p{N}]++|[" SPACES "]+(?![^" SPACES
+           "])|[" SPACES "]++";
 }
 
 /* ---- the byte alphabet: each byte has a printable character ---- */
@@ -49,8 +49,10 @@ static int64_t token_bytes(const int *byte_of, const char *text, size_t length, 
         int32_t code;
         at += utf8_decode(text + at, length - at, &code);
         if (code < 0 || code >= ALPHABET_END || byte_of[code] < 0) {
-            return error_set(err, EXIT_DATA, "%s: token \"%.80s\" has the character U+%04X, which stands for no byte: is this "
-                             "the vocabulary of a byte-level BPE?", name, text, (unsigned)code);
+            return error_set(err, EXIT_DATA,
+                             "%s: token \"%.80s\" has the character U+%04X, which stands for no byte: is this "
+                             "the vocabulary of a byte-level BPE?",
+                             name, text, (unsigned)code);
         }
         bytes[n++] = (char)byte_of[code];
     }
@@ -72,8 +74,9 @@ static int order_tokens(json_t *object, int64_t vocab, const char **text_of, siz
         }
         int64_t id = json_integer_value(value);
         if (id < 0 || id >= vocab) {
-            return error_set(err, EXIT_DATA, "%s: token \"%.80s\" has id %" PRId64 "; with %" PRId64 " tokens, ids are 0 to %"
-                             PRId64, name, text, id, vocab, vocab - 1);
+            return error_set(err, EXIT_DATA,
+                             "%s: token \"%.80s\" has id %" PRId64 "; with %" PRId64 " tokens, ids are 0 to %" PRId64,
+                             name, text, id, vocab, vocab - 1);
         }
         if (text_of[id]) {
             return error_set(err, EXIT_DATA, "%s: tokens \"%.80s\" and \"%.80s\" both have id %" PRId64, name,
@@ -92,8 +95,8 @@ static int find_end_of_document(Bpe *bpe, json_t *object, const char *name, Erro
         bpe->end_of_document = (int32_t)json_integer_value(id);
         return 0;
     }
-    return error_set(err, EXIT_DATA, "%s: has no token that ends a document (looked for %s, %s, %s, %s)", name, end_names[0],
-                     end_names[1], end_names[2], end_names[3]);
+    return error_set(err, EXIT_DATA, "%s: has no token that ends a document (looked for %s, %s, %s, %s)", name,
+                     end_names[0], end_names[1], end_names[2], end_names[3]);
 }
 
 static int fill_tokens(Bpe *bpe, const char **text_of, const size_t *length_of, const char *name, Error *err) {
@@ -115,7 +118,8 @@ static int fill_tokens(Bpe *bpe, const char **text_of, const size_t *length_of, 
     bpe->token_offset[bpe->vocab] = at;
     for (int byte = 0; byte < 256; byte++) {
         if (bpe->byte_id[byte] < 0) {
-            return error_set(err, EXIT_DATA, "%s: byte 0x%02X has no token: a byte-level BPE has one for each", name, byte);
+            return error_set(err, EXIT_DATA, "%s: byte 0x%02X has no token: a byte-level BPE has one for each", name,
+                             byte);
         }
     }
     return 0;
@@ -127,8 +131,10 @@ static int parse_vocab(Bpe *bpe, json_t *object, const char *name, Error *err) {
     }
     size_t vocab = json_object_size(object);
     if (vocab < 257 || vocab > INT32_MAX / 2) {
-        return error_set(err, EXIT_DATA, "%s: has %zu tokens; a byte-level BPE has at least 257: the bytes and the end of a "
-                         "document", name, vocab);
+        return error_set(err, EXIT_DATA,
+                         "%s: has %zu tokens; a byte-level BPE has at least 257: the bytes and the end of a "
+                         "document",
+                         name, vocab);
     }
     bpe->vocab = (int32_t)vocab;
     const char **text_of = xcalloc(vocab, sizeof *text_of);
@@ -243,7 +249,8 @@ Bpe *bpe_parse(const char *vocab_text, size_t vocab_bytes, const char *vocab_nam
     json_error_t where;
     json_t *vocab = json_loadb(vocab_text, vocab_bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &where);
     if (!vocab) {
-        error_set(err, EXIT_DATA, "%s:%d: column %d: not valid JSON: %s", vocab_name, where.line, where.column, where.text);
+        error_set(err, EXIT_DATA, "%s:%d: column %d: not valid JSON: %s", vocab_name, where.line, where.column,
+                  where.text);
         return NULL;
     }
     Bpe *bpe = xcalloc(1, sizeof *bpe);

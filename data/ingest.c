@@ -113,9 +113,11 @@ static void progress_summary(const Progress *progress, const TokenWriter *writer
         log_warn(LOG_DATA, "%" PRId64 " places with invalid UTF-8 were read as U+FFFD, the first of them in %s",
                  progress->repaired, progress->first_repaired);
     }
-    log_info(LOG_DATA, "%s.bin and .idx: %" PRId64 " tokens of %s, %" PRId64 " documents, from %" PRId64
-             " bytes of text in %.1f s (%.1f MB/s)", prefix, tokens, token_writer_width(writer) == 2 ? "uint16" : "int32",
-             documents, progress->done_bytes, elapsed_s, 1e-6 * (double)progress->done_bytes / elapsed_s);
+    log_info(LOG_DATA,
+             "%s.bin and .idx: %" PRId64 " tokens of %s, %" PRId64 " documents, from %" PRId64
+             " bytes of text in %.1f s (%.1f MB/s)",
+             prefix, tokens, token_writer_width(writer) == 2 ? "uint16" : "int32", documents, progress->done_bytes,
+             elapsed_s, 1e-6 * (double)progress->done_bytes / elapsed_s);
 }
 
 /* ---- */
@@ -195,8 +197,8 @@ static int tokenize_with(const TokenizeOptions *options, const Tokenizer *tokeni
     }
     Ring ring;
     ring_init(&ring, tokenizer, token_writer_width(writer), threads);
-    Progress progress = {.total_bytes = reader_total_bytes(reader), .start_s = clock_s(),
-                         .live = isatty(STDERR_FILENO) != 0};
+    Progress progress = {
+        .total_bytes = reader_total_bytes(reader), .start_s = clock_s(), .live = isatty(STDERR_FILENO) != 0};
     progress.last_s = progress.start_s;
     json_object_seed(0); /* jansson asks for this before threads use it */
     int rc = run_threads(&ring, threads, reader, writer, &progress, err);

@@ -179,9 +179,10 @@ static size_t cut_text(Reader *reader, size_t from, size_t limit) {
     size_t cut = encoder_safe_cut(&reader->encoder, reader->buffer + from, limit - from);
     if (cut > 0 || limit - from < UNCUT_LIMIT) return from + cut;
     if (!reader->warned) {
-        log_warn(LOG_DATA, "%s: byte %" PRId64 ": %d MB in which no cut is safe; such text is cut every %d MB, "
-                 "which may change a token there", reader->path, reader->offset + (int64_t)from, UNCUT_LIMIT >> 20,
-                 UNCUT_LIMIT >> 20);
+        log_warn(LOG_DATA,
+                 "%s: byte %" PRId64 ": %d MB in which no cut is safe; such text is cut every %d MB, "
+                 "which may change a token there",
+                 reader->path, reader->offset + (int64_t)from, UNCUT_LIMIT >> 20, UNCUT_LIMIT >> 20);
         reader->warned = true;
     }
     cut = limit;
@@ -222,12 +223,15 @@ static int read_lines(Reader *reader, Job *job, Error *err) {
         size_t bytes = reader->end_of_file ? reader->filled : last ? (size_t)(last - reader->buffer) + 1 : 0;
         if (bytes == 0 && !reader->end_of_file) {
             if (reader->filled < LINE_LIMIT) continue;
-            return error_set(err, EXIT_DATA, "%s:%" PRId64 ": a line of more than %zu MB: each line should be one JSON "
-                             "object", reader->path, reader->line, LINE_LIMIT >> 20);
+            return error_set(err, EXIT_DATA,
+                             "%s:%" PRId64 ": a line of more than %zu MB: each line should be one JSON "
+                             "object",
+                             reader->path, reader->line, LINE_LIMIT >> 20);
         }
         job_add_text(job, reader->buffer, bytes);
         job->first_line = reader->line;
-        for (const char *p = job->text; (p = memchr(p, '\n', (size_t)(job->text + job->bytes - p))); p++) reader->line++;
+        for (const char *p = job->text; (p = memchr(p, '\n', (size_t)(job->text + job->bytes - p))); p++)
+            reader->line++;
         consume(reader, job, bytes);
         return 0;
     }

@@ -35,11 +35,14 @@ static const ShardKind *kind_of(const int32_t *header, const char *path, Error *
                   kinds[i].name, kinds[i].version);
         return NULL;
     }
-    const char *hint = header[0] == 20240522 ? " (an llm.c evaluation file)"
-                       : header[0] == 20240326 || header[0] == 20240803 ? " (llm.c model weights)" : "";
-    error_set(err, EXIT_DATA, "%s: is not a token file: it begins with %d%s; llm.c shards begin with %d (GPT-2) or %d "
+    const char *hint = header[0] == 20240522                            ? " (an llm.c evaluation file)"
+                       : header[0] == 20240326 || header[0] == 20240803 ? " (llm.c model weights)"
+                                                                        : "";
+    error_set(err, EXIT_DATA,
+              "%s: is not a token file: it begins with %d%s; llm.c shards begin with %d (GPT-2) or %d "
               "(LLaMA-3), and a Megatron .bin needs its .idx beside it. Make token files from text with `trident "
-              "tokenize`", path, header[0], hint, kinds[0].magic, kinds[1].magic);
+              "tokenize`",
+              path, header[0], hint, kinds[0].magic, kinds[1].magic);
     return NULL;
 }
 
@@ -49,8 +52,10 @@ static int check_shard(const int32_t *header, const ShardKind *kind, int64_t byt
     }
     int64_t expected = HEADER_BYTES + (int64_t)header[2] * token_type_bytes(kind->type);
     if (bytes != expected) {
-        return error_set(err, EXIT_DATA, "%s: has %" PRId64 " bytes; with %d tokens (byte 8) it should have %" PRId64
-                         ": it is cut off or damaged", path, bytes, header[2], expected);
+        return error_set(err, EXIT_DATA,
+                         "%s: has %" PRId64 " bytes; with %d tokens (byte 8) it should have %" PRId64
+                         ": it is cut off or damaged",
+                         path, bytes, header[2], expected);
     }
     return 0;
 }
@@ -65,9 +70,10 @@ TokenFile *llmc_append(TokenFile *previous, int fd, const char *path, Error *err
     } else if (!S_ISREG(facts.st_mode)) {
         rc = error_set(err, EXIT_DATA, "%s: is not a regular file", path);
     } else if (facts.st_size < HEADER_BYTES) {
-        rc = error_set(err, EXIT_DATA, "%s: has %" PRId64 " bytes: too short for a token file (a shard of llm.c has "
-                       "a header of %d bytes, a Megatron .bin has its .idx beside it)", path, (int64_t)facts.st_size,
-                       HEADER_BYTES);
+        rc = error_set(err, EXIT_DATA,
+                       "%s: has %" PRId64 " bytes: too short for a token file (a shard of llm.c has "
+                       "a header of %d bytes, a Megatron .bin has its .idx beside it)",
+                       path, (int64_t)facts.st_size, HEADER_BYTES);
     } else {
         rc = file_read_at(fd, path, header, sizeof header, 0, err, EXIT_DATA);
     }
@@ -75,9 +81,10 @@ TokenFile *llmc_append(TokenFile *previous, int fd, const char *path, Error *err
     if (rc == 0 && !kind) rc = -1;
     if (rc == 0) rc = check_shard(header, kind, facts.st_size, path, err);
     if (rc == 0 && previous && previous->type != kind->type) {
-        rc = error_set(err, EXIT_DATA, "%s: has tokens of type %s, but %s before it has %s: one corpus has one kind of "
-                       "shards", path, token_type_name(kind->type), previous->segments[0].path,
-                       token_type_name(previous->type));
+        rc = error_set(err, EXIT_DATA,
+                       "%s: has tokens of type %s, but %s before it has %s: one corpus has one kind of "
+                       "shards",
+                       path, token_type_name(kind->type), previous->segments[0].path, token_type_name(previous->type));
     }
     if (rc != 0) {
         close(fd);

@@ -32,7 +32,7 @@ struct Loader {
     pthread_t thread;
     pthread_mutex_t mutex;
     pthread_cond_t changed; /* any of the fields below */
-    int64_t made, taken; /* micro-batches that the thread finished; that the caller got */
+    int64_t made, taken;    /* micro-batches that the thread finished; that the caller got */
     bool stop, failed;
     Error err;
     double window_start_s, window_wait_s, last_slow_warning_s; /* caller's own */
@@ -42,8 +42,8 @@ struct Loader {
 static int64_t sample_of(const Loader *loader, int64_t j, int64_t i) {
     int64_t in_step = loader->global_batch / (loader->micro_batch * loader->data_size);
     int64_t step = loader->first_step + j / in_step;
-    return step * loader->global_batch +
-           ((j % in_step) * loader->data_size + loader->data_rank) * loader->micro_batch + i;
+    return step * loader->global_batch + ((j % in_step) * loader->data_size + loader->data_rank) * loader->micro_batch +
+           i;
 }
 
 static void *read_ahead(void *argument) {
@@ -93,15 +93,22 @@ Loader *loader_start(const DataSource *source, int64_t micro_batch, int64_t glob
     REQUIRE(micro_batch > 0 && data_size > 0 && data_rank >= 0 && data_rank < data_size);
     div_exact(global_batch, micro_batch * data_size);
     Loader *loader = xcalloc(1, sizeof *loader);
-    *loader = (Loader){.source = source, .micro_batch = micro_batch, .global_batch = global_batch,
-                       .seq_len = data_seq_len(source), .first_step = first_step, .data_size = data_size,
+    *loader = (Loader){.source = source,
+                       .micro_batch = micro_batch,
+                       .global_batch = global_batch,
+                       .seq_len = data_seq_len(source),
+                       .first_step = first_step,
+                       .data_size = data_size,
                        .data_rank = data_rank};
     int64_t elements = micro_batch * loader->seq_len;
     loader->memory = xcalloc((uint64_t)(SLOTS * 4 * elements), sizeof *loader->memory);
     for (int s = 0; s < SLOTS; s++) {
         int32_t *part = loader->memory + s * 4 * elements;
-        loader->slots[s] = (Batch){.sequences = micro_batch, .tokens = part, .targets = part + elements,
-                                   .positions = part + 2 * elements, .doc_start = part + 3 * elements};
+        loader->slots[s] = (Batch){.sequences = micro_batch,
+                                   .tokens = part,
+                                   .targets = part + elements,
+                                   .positions = part + 2 * elements,
+                                   .doc_start = part + 3 * elements};
     }
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
@@ -130,8 +137,10 @@ static void note_wait(Loader *loader, double wait_s) {
     loader->window_wait_s += wait_s;
     if (window_s < SLOW_WINDOW_S) return;
     if (loader->window_wait_s > SLOW_SHARE * window_s && now - loader->last_slow_warning_s >= SLOW_EVERY_S) {
-        log_warn(LOG_DATA, "training waits for the data loader: %.1f of the last %.1f s; the token files (%s%s) are read "
-                 "too slowly", loader->window_wait_s, window_s, data_corpus_path(loader->source, 0),
+        log_warn(LOG_DATA,
+                 "training waits for the data loader: %.1f of the last %.1f s; the token files (%s%s) are read "
+                 "too slowly",
+                 loader->window_wait_s, window_s, data_corpus_path(loader->source, 0),
                  data_corpora(loader->source) > 1 ? ", ..." : "");
         loader->last_slow_warning_s = now;
     }

@@ -60,7 +60,8 @@ static int cursor_next(Cursor *cursor, void *to, size_t bytes, Error *err) {
         size_t wanted = (size_t)min_i64(CURSOR_BYTES, cursor->end - cursor->offset);
         REQUIRE(wanted >= bytes);
         if (file_read_at(cursor->index->fd, cursor->index->path, cursor->buffer, wanted, cursor->offset, err,
-                         EXIT_DATA) != 0) return -1;
+                         EXIT_DATA) != 0)
+            return -1;
         XXH3_64bits_update(cursor->hash, cursor->buffer, wanted);
         cursor->offset += (int64_t)wanted;
         cursor->filled = wanted;
@@ -75,14 +76,16 @@ static int read_header(Index *index, XXH3_state_t *hash, Error *err) {
     char header[HEADER_BYTES];
     const char *path = index->path;
     if (index->file_bytes < HEADER_BYTES) {
-        return error_set(err, EXIT_DATA, "%s: has %" PRId64 " bytes, an index has at least %d", path,
-                         index->file_bytes, HEADER_BYTES);
+        return error_set(err, EXIT_DATA, "%s: has %" PRId64 " bytes, an index has at least %d", path, index->file_bytes,
+                         HEADER_BYTES);
     }
     if (file_read_at(index->fd, path, header, sizeof header, 0, err, EXIT_DATA) != 0) return -1;
     XXH3_64bits_update(hash, header, sizeof header);
     if (memcmp(header, magic, sizeof magic) != 0) {
-        return error_set(err, EXIT_DATA, "%s: is not a Megatron index: it should begin with the bytes \"MMIDIDX\" and "
-                         "two zeros", path);
+        return error_set(err, EXIT_DATA,
+                         "%s: is not a Megatron index: it should begin with the bytes \"MMIDIDX\" and "
+                         "two zeros",
+                         path);
     }
     memcpy(&index->version, header + 9, 8);
     index->type = (uint8_t)header[17];
@@ -93,9 +96,10 @@ static int read_header(Index *index, XXH3_state_t *hash, Error *err) {
                          index->version);
     }
     if (token_type_bytes(index->type) == 0 || index->type > TOKEN_U16) {
-        return error_set(err, EXIT_DATA, "%s: has token type %d (%s, byte 17); integer types are expected: 1 uint8, "
-                         "2 int8, 3 int16, 4 int32, 5 int64, 8 uint16", path, index->type,
-                         token_type_name(index->type));
+        return error_set(err, EXIT_DATA,
+                         "%s: has token type %d (%s, byte 17); integer types are expected: 1 uint8, "
+                         "2 int8, 3 int16, 4 int32, 5 int64, 8 uint16",
+                         path, index->type, token_type_name(index->type));
     }
     return 0;
 }
@@ -105,21 +109,25 @@ static int check_size(Index *index, Error *err) {
     const char *path = index->path;
     uint64_t room = (uint64_t)index->file_bytes - HEADER_BYTES;
     if (index->sequences > room / 12) {
-        return error_set(err, EXIT_DATA, "%s: has %" PRIu64 " sequences (byte 18), but a file of %" PRId64 " bytes has "
-                         "room for %" PRIu64, path, index->sequences, index->file_bytes, room / 12);
+        return error_set(err, EXIT_DATA,
+                         "%s: has %" PRIu64 " sequences (byte 18), but a file of %" PRId64 " bytes has "
+                         "room for %" PRIu64,
+                         path, index->sequences, index->file_bytes, room / 12);
     }
     if (index->document_entries < 1 || index->document_entries > room / 8) {
-        return error_set(err, EXIT_DATA, "%s: has %" PRIu64 " document entries (byte 26); a file of %" PRId64 " bytes "
-                         "has 1 to %" PRIu64 " (one more than it has documents)", path, index->document_entries,
-                         index->file_bytes, room / 8);
+        return error_set(err, EXIT_DATA,
+                         "%s: has %" PRIu64 " document entries (byte 26); a file of %" PRId64 " bytes "
+                         "has 1 to %" PRIu64 " (one more than it has documents)",
+                         path, index->document_entries, index->file_bytes, room / 8);
     }
     int64_t plain = HEADER_BYTES + 12 * (int64_t)index->sequences + 8 * (int64_t)index->document_entries;
     int64_t with_modes = plain + (int64_t)index->sequences;
     if (index->file_bytes != plain && index->file_bytes != with_modes) {
-        return error_set(err, EXIT_DATA, "%s: has %" PRId64 " bytes; with %" PRIu64 " sequences and %" PRIu64
+        return error_set(err, EXIT_DATA,
+                         "%s: has %" PRId64 " bytes; with %" PRIu64 " sequences and %" PRIu64
                          " document entries it should have %" PRId64 " (or %" PRId64 " with sequence modes): it is "
-                         "cut off or damaged", path, index->file_bytes, index->sequences, index->document_entries,
-                         plain, with_modes);
+                         "cut off or damaged",
+                         path, index->file_bytes, index->sequences, index->document_entries, plain, with_modes);
     }
     index->modes = index->file_bytes != plain;
     return 0;
@@ -132,14 +140,17 @@ static int check_document(const Index *index, uint64_t entry, int64_t says, int6
         return error_set(err, EXIT_DATA, "%s: document entry 0 is %" PRId64 ", expected 0", index->path, says);
     }
     if (says < before || says > last) {
-        return error_set(err, EXIT_DATA, "%s: document entry %" PRIu64 " is %" PRId64 "; entries may not fall (the one "
-                         "before is %" PRId64 ") nor pass the %" PRId64 " sequences", index->path, entry, says,
-                         before, last);
+        return error_set(err, EXIT_DATA,
+                         "%s: document entry %" PRIu64 " is %" PRId64 "; entries may not fall (the one "
+                         "before is %" PRId64 ") nor pass the %" PRId64 " sequences",
+                         index->path, entry, says, before, last);
     }
     if (entry == index->document_entries - 1 && says != last) {
-        return error_set(err, EXIT_DATA, "%s: the last document entry is %" PRId64 ", but there are %" PRId64
-                         " sequences: %" PRId64 " of them belong to no document. Write the index again from the text, "
-                         "or append %" PRId64 " as one more entry", index->path, says, last, last - says, last);
+        return error_set(err, EXIT_DATA,
+                         "%s: the last document entry is %" PRId64 ", but there are %" PRId64 " sequences: %" PRId64
+                         " of them belong to no document. Write the index again from the text, "
+                         "or append %" PRId64 " as one more entry",
+                         index->path, says, last, last - says, last);
     }
     return 0;
 }
@@ -170,14 +181,17 @@ static int read_arrays(const Index *index, int64_t bin_bytes, const char *bin_pa
             return error_set(err, EXIT_DATA, "%s: sequence %" PRIu64 " has length %d", index->path, s, length);
         }
         if (pointer != tokens * width) {
-            return error_set(err, EXIT_DATA, "%s: sequence %" PRIu64 " begins at byte %" PRId64 " of the .bin, but the "
-                             "ones before end at %" PRId64, index->path, s, pointer, tokens * width);
+            return error_set(err, EXIT_DATA,
+                             "%s: sequence %" PRIu64 " begins at byte %" PRId64 " of the .bin, but the "
+                             "ones before end at %" PRId64,
+                             index->path, s, pointer, tokens * width);
         }
         tokens += length;
         if (tokens * width > bin_bytes) {
-            return error_set(err, EXIT_DATA, "%s: has %" PRId64 " bytes, but sequence %" PRIu64 " of %s ends at byte %"
-                             PRId64 ": the .bin is cut off, or belongs to another .idx", bin_path, bin_bytes, s,
-                             index->path, tokens * width);
+            return error_set(err, EXIT_DATA,
+                             "%s: has %" PRId64 " bytes, but sequence %" PRIu64 " of %s ends at byte %" PRId64
+                             ": the .bin is cut off, or belongs to another .idx",
+                             bin_path, bin_bytes, s, index->path, tokens * width);
         }
     }
     document_index_end(documents, n_added);
@@ -191,8 +205,10 @@ static int check_modes(const Index *index, Cursor *cursor, Error *err) {
         int8_t mode;
         if (cursor_next(cursor, &mode, sizeof mode, err) != 0) return -1;
         if (mode != 0) {
-            return error_set(err, EXIT_DATA, "%s: is multimodal: sequence %" PRIu64 " has mode %d; only text (mode 0) can "
-                             "be trained on", index->path, s, mode);
+            return error_set(err, EXIT_DATA,
+                             "%s: is multimodal: sequence %" PRIu64 " has mode %d; only text (mode 0) can "
+                             "be trained on",
+                             index->path, s, mode);
         }
     }
     return 0;
@@ -221,9 +237,10 @@ static int read_index(Index *index, TokenFile *file, int64_t bin_bytes, const ch
     }
     int64_t described = file->tokens * token_type_bytes(file->type);
     if (rc == 0 && described != bin_bytes) {
-        rc = error_set(err, EXIT_DATA, "%s: has %" PRId64 " bytes, but %s describes %" PRId64 " (%" PRId64 " tokens of "
-                       "type %s): the two do not belong together", bin_path, bin_bytes, index->path, described,
-                       file->tokens, token_type_name(file->type));
+        rc = error_set(err, EXIT_DATA,
+                       "%s: has %" PRId64 " bytes, but %s describes %" PRId64 " (%" PRId64 " tokens of "
+                       "type %s): the two do not belong together",
+                       bin_path, bin_bytes, index->path, described, file->tokens, token_type_name(file->type));
     }
     uint64_t parts[5];
     for (int i = 0; i < 5; i++) {

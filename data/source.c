@@ -32,7 +32,7 @@ struct DataSource {
     int n_corpora;
     Corpus *corpora;
     Blend blend;
-    bool weighted; /* weights were given, not derived from sizes */
+    bool weighted;       /* weights were given, not derived from sizes */
     int64_t *base;       /* (corpora) samples used before first_sample... */
     int64_t *base_count; /* (corpora) ...and how many the present blend counts before it */
     int64_t first_sample;
@@ -44,8 +44,9 @@ static int corpus_open(Corpus *corpus, int number, BlendEntry *entry, const Data
     if (!corpus->file) return -1;
     int64_t tokens = token_file_tokens(corpus->file);
     if (tokens < options->seq_len + 1) {
-        return error_set(err, EXIT_DATA, "%s: has %" PRId64 " tokens; with model.seq_len = %" PRId64 " it needs at least %"
-                         PRId64, entry->path, tokens, options->seq_len, options->seq_len + 1);
+        return error_set(err, EXIT_DATA,
+                         "%s: has %" PRId64 " tokens; with model.seq_len = %" PRId64 " it needs at least %" PRId64,
+                         entry->path, tokens, options->seq_len, options->seq_len + 1);
     }
     corpus->windows = (tokens - 1) / options->seq_len;
     char name[64];
@@ -145,8 +146,7 @@ void data_print(const DataSource *source, int64_t samples) {
     log_info(LOG_DATA, "%6s %8s %10s %10s %8s  %s", "weight", "tokens", "samples", "used", "epochs", "corpus");
     for (int i = 0; i < source->n_corpora; i++) {
         const Corpus *corpus = &source->corpora[i];
-        log_info(LOG_DATA, "%5.1f%% %8s %10s %10s %8.3g  %s (%s, %s)",
-                 100.0 * source->blend.weight[i] / BLEND_PERIOD,
+        log_info(LOG_DATA, "%5.1f%% %8s %10s %10s %8.3g  %s (%s, %s)", 100.0 * source->blend.weight[i] / BLEND_PERIOD,
                  short_count(tokens, sizeof tokens, token_file_tokens(corpus->file)),
                  short_count(windows, sizeof windows, corpus->windows), short_count(used, sizeof used, counts[i]),
                  (double)counts[i] / (double)corpus->windows, corpus->path, token_file_format(corpus->file),

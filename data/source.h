@@ -29,11 +29,11 @@ int token_file_read(const TokenFile *file, int64_t first, int64_t count, int64_t
 typedef struct DataSource DataSource;
 
 typedef struct {
-    const char *spec;    /* "path" or "path:weight, path:weight" (paths with commas or colons are quoted) */
+    const char *spec; /* "path" or "path:weight, path:weight" (paths with commas or colons are quoted) */
     int64_t seq_len, vocab;
     uint64_t seed;
     bool mask_documents;
-    bool shuffle;        /* false: samples in file order (validation, eval) */
+    bool shuffle; /* false: samples in file order (validation, eval) */
 } DataOptions;
 
 DataSource *data_open(const DataOptions *options, Error *err);
@@ -67,7 +67,7 @@ int data_sample(const DataSource *source, int64_t k, int32_t *tokens, int32_t *t
 /* ---- reading ahead: one thread ---- */
 typedef struct Loader Loader;
 typedef struct {
-    int64_t sequences; /* micro_batch */
+    int64_t sequences;                                 /* micro_batch */
     int32_t *tokens, *targets, *positions, *doc_start; /* (sequences, seq_len) */
 } Batch;
 

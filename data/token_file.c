@@ -39,9 +39,9 @@ int token_type_bytes(TokenType type) {
 }
 
 const char *token_type_name(TokenType type) {
-    static const char *const names[] = {[TOKEN_U8] = "uint8", [TOKEN_I8] = "int8", [TOKEN_I16] = "int16",
-                                        [TOKEN_I32] = "int32", [TOKEN_I64] = "int64", [TOKEN_F64] = "float64",
-                                        [TOKEN_F32] = "float32", [TOKEN_U16] = "uint16"};
+    static const char *const names[] = {
+        [TOKEN_U8] = "uint8",  [TOKEN_I8] = "int8",     [TOKEN_I16] = "int16",   [TOKEN_I32] = "int32",
+        [TOKEN_I64] = "int64", [TOKEN_F64] = "float64", [TOKEN_F32] = "float32", [TOKEN_U16] = "uint16"};
     if (type == TOKEN_U32) return "uint32";
     return type >= TOKEN_U8 && type <= TOKEN_U16 ? names[type] : "unknown";
 }
@@ -59,8 +59,10 @@ int token_file_descriptor(const char *path, Error *err) {
         }
     }
     if (fd < 0 && errno == EMFILE) {
-        return error_set(err, EXIT_DATA, "%s: too many open files: each shard stays open for the whole run; raise the "
-                         "limit (`ulimit -n`) or merge shards", path);
+        return error_set(err, EXIT_DATA,
+                         "%s: too many open files: each shard stays open for the whole run; raise the "
+                         "limit (`ulimit -n`) or merge shards",
+                         path);
     }
     if (fd < 0) return error_set(err, EXIT_DATA, "%s: cannot open: %s", path, strerror(errno));
     return fd;
@@ -122,8 +124,10 @@ TokenFile *token_file_open(const char *path, Error *err) {
     } else if (exists(bin_path)) {
         file = llmc_open(&bin_path, 1, err);
     } else {
-        error_set(err, EXIT_DATA, "%s: there is no such token file (looked for %s with %s, and for an llm.c shard of "
-                  "that name)", path, bin_path, idx_path);
+        error_set(err, EXIT_DATA,
+                  "%s: there is no such token file (looked for %s with %s, and for an llm.c shard of "
+                  "that name)",
+                  path, bin_path, idx_path);
     }
     free(without_idx);
     free(prefix);
@@ -162,22 +166,22 @@ static const TokenSegment *segment_of(const TokenFile *file, int64_t position) {
     return &file->segments[low];
 }
 
-#define CONVERT(type_name)                                                        \
-    for (int64_t i = 0; i < count; i++) {                                         \
-        type_name value;                                                          \
-        memcpy(&value, from + i * (int64_t)sizeof value, sizeof value);           \
-        outside |= (value < 0) | ((uint64_t)value >= (uint64_t)vocab);            \
-        to[i] = (int32_t)value;                                                   \
-    }                                                                             \
+#define CONVERT(type_name)                                              \
+    for (int64_t i = 0; i < count; i++) {                               \
+        type_name value;                                                \
+        memcpy(&value, from + i * (int64_t)sizeof value, sizeof value); \
+        outside |= (value < 0) | ((uint64_t)value >= (uint64_t)vocab);  \
+        to[i] = (int32_t)value;                                         \
+    }                                                                   \
     break
 /* The same without a comparison that is always false for these types. */
-#define CONVERT_UNSIGNED(type_name)                                               \
-    for (int64_t i = 0; i < count; i++) {                                         \
-        type_name value;                                                          \
-        memcpy(&value, from + i * (int64_t)sizeof value, sizeof value);           \
-        outside |= (uint64_t)value >= (uint64_t)vocab;                            \
-        to[i] = (int32_t)value;                                                   \
-    }                                                                             \
+#define CONVERT_UNSIGNED(type_name)                                     \
+    for (int64_t i = 0; i < count; i++) {                               \
+        type_name value;                                                \
+        memcpy(&value, from + i * (int64_t)sizeof value, sizeof value); \
+        outside |= (uint64_t)value >= (uint64_t)vocab;                  \
+        to[i] = (int32_t)value;                                         \
+    }                                                                   \
     break
 
 /* Is each of count raw tokens at `from` in [0, vocab)? Written to `to` in any case. */
@@ -228,7 +232,8 @@ static int64_t document_start(const TokenFile *file, int64_t position, Error *er
         const TokenSegment *segment = segment_of(file, end - 1);
         int64_t first = max_i64(segment->first, end - CHUNK_BYTES / width);
         if (file_read_at(segment->fd, segment->path, raw, (size_t)((end - first) * width),
-                         segment->header_bytes + (first - segment->first) * width, err, EXIT_DATA) != 0) return -1;
+                         segment->header_bytes + (first - segment->first) * width, err, EXIT_DATA) != 0)
+            return -1;
         for (int64_t at = end - 1; at >= first; at--) {
             if (raw_value(file->type, raw + (at - first) * width) == file->document_token) return at;
         }
@@ -251,7 +256,8 @@ static int outside_error(const TokenFile *file, const TokenSegment *segment, con
     } else {
         snprintf(document, sizeof document, "the document that begins at token %" PRId64 " of the stream", start);
     }
-    return error_set(err, EXIT_DATA, "%s: token %" PRId64 " of the file (in %s) is %" PRId64 ", outside the vocabulary "
+    return error_set(err, EXIT_DATA,
+                     "%s: token %" PRId64 " of the file (in %s) is %" PRId64 ", outside the vocabulary "
                      "of %" PRId64 ": the file was made with another tokenizer, or model.vocab is too small",
                      segment->path, position - segment->first, document, value, vocab);
 }
@@ -265,7 +271,8 @@ static int read_tokens(const TokenFile *file, int64_t first, int64_t count, int6
         int64_t in_segment = segment->first + segment->tokens - first;
         int64_t chunk = min_i64(min_i64(count, in_segment), CHUNK_BYTES / width);
         if (file_read_at(segment->fd, segment->path, raw, (size_t)(chunk * width),
-                         segment->header_bytes + (first - segment->first) * width, err, EXIT_DATA) != 0) return -1;
+                         segment->header_bytes + (first - segment->first) * width, err, EXIT_DATA) != 0)
+            return -1;
         if (!convert(file->type, raw, chunk, vocab, tokens)) {
             return outside_error(file, segment, raw, first, vocab, err);
         }
@@ -293,8 +300,7 @@ int token_file_read(const TokenFile *file, int64_t first, int64_t count, int64_t
         if (!file->megatron) {
             if (tokens[i] == file->document_token) start = first + i;
         } else {
-            while (d + 1 < file->documents.documents &&
-                   document_index_start(&file->documents, d + 1) <= first + i) {
+            while (d + 1 < file->documents.documents && document_index_start(&file->documents, d + 1) <= first + i) {
                 start = document_index_start(&file->documents, ++d);
             }
         }

@@ -27,7 +27,7 @@ int token_type_bytes(TokenType type);
 const char *token_type_name(TokenType type);
 
 typedef struct {
-    int fd; /* owned */
+    int fd;     /* owned */
     char *path; /* owned */
     int64_t header_bytes;
     int64_t first, tokens; /* the part of the packed stream that it holds */
@@ -36,8 +36,8 @@ typedef struct {
 /* First token of each document in order, 4 bytes a document: the low halves, and for each value of the
  * high half the number of documents before it. */
 typedef struct {
-    uint32_t *low;           /* (documents) */
-    int64_t *before_high;    /* (highs + 1): documents whose first token is below h << 32 */
+    uint32_t *low;        /* (documents) */
+    int64_t *before_high; /* (highs + 1): documents whose first token is below h << 32 */
     int64_t documents, highs;
 } DocumentIndex;
 
@@ -47,9 +47,9 @@ struct TokenFile {
     int64_t tokens;
     int n_segments;
     TokenSegment *segments;
-    DocumentIndex documents;   /* Megatron only */
-    int32_t document_token;    /* llm.c only: each document begins with it */
-    uint64_t header_hash;      /* Megatron: all of the .idx; llm.c: the headers of all shards */
+    DocumentIndex documents; /* Megatron only */
+    int32_t document_token;  /* llm.c only: each document begins with it */
+    uint64_t header_hash;    /* Megatron: all of the .idx; llm.c: the headers of all shards */
 };
 
 /* tokens: an upper limit of all positions that will be added. */

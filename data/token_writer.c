@@ -101,8 +101,8 @@ const char *token_writer_prefix(const TokenWriter *writer) { return writer->pref
 
 int token_writer_tokens(TokenWriter *writer, const void *tokens, int64_t count, Error *err) {
     writer->tokens += count;
-    return file_write_all(writer->bin_fd, writer->bin_temporary, tokens,
-                          (size_t)(count * token_writer_width(writer)), err, EXIT_DATA);
+    return file_write_all(writer->bin_fd, writer->bin_temporary, tokens, (size_t)(count * token_writer_width(writer)),
+                          err, EXIT_DATA);
 }
 
 static int index_write(FILE *file, const char *path, const void *from, size_t bytes, Error *err) {

@@ -45,8 +45,10 @@ static bool ends_with(const char *text, const char *tail) {
 static char *directory_of(const char *spec, Error *err) {
     struct stat facts;
     if (stat(spec, &facts) != 0) {
-        error_set(err, EXIT_DATA, "tokenizer %s: there is no such file or directory; give \"bytes\", or a directory with "
-                  "vocab.json and merges.txt of a GPT-2 tokenizer", spec);
+        error_set(err, EXIT_DATA,
+                  "tokenizer %s: there is no such file or directory; give \"bytes\", or a directory with "
+                  "vocab.json and merges.txt of a GPT-2 tokenizer",
+                  spec);
         return NULL;
     }
     if (S_ISDIR(facts.st_mode)) return xstrdup(spec);
@@ -57,8 +59,10 @@ static char *directory_of(const char *spec, Error *err) {
         if (strcmp(slash ? slash + 1 : spec, names[i]) != 0) continue;
         return slash ? strndup(spec, (size_t)(slash == spec ? 1 : slash - spec)) : xstrdup(".");
     }
-    error_set(err, EXIT_DATA, "tokenizer %s: is neither a directory nor one of vocab.json and merges.txt; other kinds of "
-              "tokenizer files are not read", spec);
+    error_set(err, EXIT_DATA,
+              "tokenizer %s: is neither a directory nor one of vocab.json and merges.txt; other kinds of "
+              "tokenizer files are not read",
+              spec);
     return NULL;
 }
 

@@ -12,7 +12,7 @@ typedef struct Tokenizer Tokenizer;
 /* spec: "bytes", or a directory (or its vocab.json / merges.txt) of GPT-2 files. NULL with err (EXIT_DATA). */
 Tokenizer *tokenizer_open(const char *spec, Error *err);
 void tokenizer_close(Tokenizer *tokenizer);
-int64_t tokenizer_vocab(const Tokenizer *tokenizer); /* bytes: 257 */
+int64_t tokenizer_vocab(const Tokenizer *tokenizer);           /* bytes: 257 */
 int32_t tokenizer_end_of_document(const Tokenizer *tokenizer); /* bytes: 256 */
 /* Appends ids to *ids (grown with realloc; *n used, *capacity). Thread-safe. Text is taken as it is:
  * specials are not recognised in it. Invalid UTF-8 is replaced by U+FFFD for BPE, kept for bytes. */

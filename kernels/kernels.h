@@ -63,8 +63,7 @@ void residual_norm_forward(void *x_out, void *y, void *mean, void *rstd, const v
 /* dx += gradient through the norm (dx holds the gradient of the residual path); dw += , db += .
  * x is the x_out of the forward pass. workspace: norm_backward_workspace bytes. */
 void norm_backward(void *dx, void *dw, void *db, const void *dy, const void *x, const void *w, const void *mean,
-                   const void *rstd, NormKind kind, int64_t N, int64_t C, void *workspace, DType dtype,
-                   Stream *stream);
+                   const void *rstd, NormKind kind, int64_t N, int64_t C, void *workspace, DType dtype, Stream *stream);
 int64_t norm_backward_workspace(NormKind kind, int64_t N, int64_t C, DType dtype);
 /* y = a + b + bias over (N, C); b and bias may be NULL; y may be a or b. */
 void residual_add(void *y, const void *a, const void *b, const void *bias, int64_t N, int64_t C, DType dtype,
@@ -82,12 +81,12 @@ void rope(void *x, int64_t ld, const int32_t *positions, const void *table, bool
 
 /* ---- attention: causal, grouped-query, blockwise with online softmax (Dao 2023) ---- */
 typedef struct {
-    int64_t B, T;         /* sequences, queries in each */
-    int64_t T_keys;       /* keys in each: T in training; query t sees keys up to T_keys - T + t */
-    int64_t H, KV, D;     /* H is a multiple of KV; query head h uses key head h / (H / KV); D 16 to 256 */
-    int64_t ld_q, ld_kv;  /* elements between tokens of q (and dq), of k and v (and dk, dv) */
-    int64_t ld_out;       /* of out and dout */
-    int64_t stride_kv;    /* elements between sequences of k and v; 0: T_keys * ld_kv */
+    int64_t B, T;             /* sequences, queries in each */
+    int64_t T_keys;           /* keys in each: T in training; query t sees keys up to T_keys - T + t */
+    int64_t H, KV, D;         /* H is a multiple of KV; query head h uses key head h / (H / KV); D 16 to 256 */
+    int64_t ld_q, ld_kv;      /* elements between tokens of q (and dq), of k and v (and dk, dv) */
+    int64_t ld_out;           /* of out and dout */
+    int64_t stride_kv;        /* elements between sequences of k and v; 0: T_keys * ld_kv */
     const int32_t *doc_start; /* (B, T) first key position that query t sees, or NULL: all from 0 */
 } AttentionShape;
 

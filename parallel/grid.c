@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const dim_names[DIM_COUNT] = {[DIM_TENSOR] = "tensor", [DIM_PIPELINE] = "pipeline", [DIM_DATA] = "data"};
+static const char *const dim_names[DIM_COUNT] = {
+    [DIM_TENSOR] = "tensor", [DIM_PIPELINE] = "pipeline", [DIM_DATA] = "data"};
 enum { PICTURE_HOSTS_MAX = 64 };
 
 const char *dim_name(Dim dim) { return dim_names[dim]; }
@@ -25,7 +26,8 @@ int grid_parse_order(Dim order[DIM_COUNT], const char *order_text, Error *err) {
         int dim = 0;
         while (dim < DIM_COUNT && (strlen(dim_names[dim]) != length || strncmp(dim_names[dim], at, length) != 0)) dim++;
         if (dim == DIM_COUNT) {
-            return error_set(err, EXIT_CONFIG, "order = %s: \"%.*s\" is no dimension; %s", order_text, (int)length, at, usage);
+            return error_set(err, EXIT_CONFIG, "order = %s: \"%.*s\" is no dimension; %s", order_text, (int)length, at,
+                             usage);
         }
         if (seen & DIM_BIT(dim)) {
             return error_set(err, EXIT_CONFIG, "order = %s: %s is named twice; %s", order_text, dim_names[dim], usage);
@@ -163,8 +165,8 @@ static void add_layout(const Grid *grid, int tensor, char *text, size_t capacity
     size_t used = strlen(text);
     int rest = grid->world_size / tensor, pipeline = grid->size[DIM_PIPELINE];
     if (rest % pipeline != 0) pipeline = 1;
-    snprintf(text + used, capacity - used, "%stensor = %d (with pipeline = %d, data = %d)", text[0] ? " or " : "", tensor,
-             pipeline, rest / pipeline);
+    snprintf(text + used, capacity - used, "%stensor = %d (with pipeline = %d, data = %d)", text[0] ? " or " : "",
+             tensor, pipeline, rest / pipeline);
 }
 
 static int refuse_placement(const Grid *grid, const Seat *seats, const HostMap *map, Error *err) {
@@ -187,10 +189,11 @@ static int refuse_placement(const Grid *grid, const Seat *seats, const HostMap *
     while (above <= common && common % above != 0) above++;
     add_layout(grid, below, nearest, sizeof nearest);
     if (above <= common) add_layout(grid, above, nearest, sizeof nearest);
-    return error_set(err, EXIT_LAUNCH,
-                     "tensor = %d does not fit: a tensor group must lie inside one host, but %s%s; nearest: %s; or spread "
-                     "the ranks evenly over the hosts, or set allow_cross_node_tensor = yes",
-                     tensor, counts, odd > 4 ? ", and so on" : "", nearest);
+    return error_set(
+        err, EXIT_LAUNCH,
+        "tensor = %d does not fit: a tensor group must lie inside one host, but %s%s; nearest: %s; or spread "
+        "the ranks evenly over the hosts, or set allow_cross_node_tensor = yes",
+        tensor, counts, odd > 4 ? ", and so on" : "", nearest);
 }
 
 /* Places the ranks in `dense` (tensor groups one after the other): the groups take the remaining
@@ -291,9 +294,10 @@ static void print_hosts(const Grid *grid, const Seat *seats, const HostMap *map,
 
 void grid_print(const Grid *grid, const Seat *seats, FILE *out) {
     HostMap map = host_map(seats, grid->world_size);
-    fprintf(out, "grid: data %d x pipeline %d x tensor %d = %d rank%s on %d host%s, order %s, %s, %s\n", grid->size[DIM_DATA],
-            grid->size[DIM_PIPELINE], grid->size[DIM_TENSOR], grid->world_size, grid->world_size == 1 ? "" : "s", map.hosts,
-            map.hosts == 1 ? "" : "s", dim_name(grid->order[0]), dim_name(grid->order[1]), dim_name(grid->order[2]));
+    fprintf(out, "grid: data %d x pipeline %d x tensor %d = %d rank%s on %d host%s, order %s, %s, %s\n",
+            grid->size[DIM_DATA], grid->size[DIM_PIPELINE], grid->size[DIM_TENSOR], grid->world_size,
+            grid->world_size == 1 ? "" : "s", map.hosts, map.hosts == 1 ? "" : "s", dim_name(grid->order[0]),
+            dim_name(grid->order[1]), dim_name(grid->order[2]));
     print_hosts(grid, seats, &map, out);
     for (int dim = 0; dim < DIM_COUNT; dim++) {
         if (grid->size[dim] == 1) continue;

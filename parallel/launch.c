@@ -30,7 +30,8 @@ int64_t launch_env_number(const char *name, const char *text, int64_t min, int64
     errno = 0;
     long long value = strtoll(text, &end, 10);
     if (end == text || *end || errno != 0 || isspace((unsigned char)text[0]) || value < min || value > max) {
-        die(EXIT_LAUNCH, "%s=\"%s\" is not a whole number from %lld to %lld", name, text, (long long)min, (long long)max);
+        die(EXIT_LAUNCH, "%s=\"%s\" is not a whole number from %lld to %lld", name, text, (long long)min,
+            (long long)max);
     }
     return value;
 }
@@ -50,10 +51,14 @@ const char *launch_status_name(int status) {
     static const struct {
         int status;
         const char *name;
-    } names[] = {{EXIT_INTERNAL, "a fault of the program"}, {EXIT_CONFIG, "config"},
-                 {EXIT_DATA, "data"},                       {EXIT_LAUNCH, "launch"},
-                 {EXIT_PEER_LOST, "peer lost"},             {EXIT_HANG, "hang"},
-                 {EXIT_CHECKPOINT, "checkpoint"},           {EXIT_NUMBERS, "numbers"},
+    } names[] = {{EXIT_INTERNAL, "a fault of the program"},
+                 {EXIT_CONFIG, "config"},
+                 {EXIT_DATA, "data"},
+                 {EXIT_LAUNCH, "launch"},
+                 {EXIT_PEER_LOST, "peer lost"},
+                 {EXIT_HANG, "hang"},
+                 {EXIT_CHECKPOINT, "checkpoint"},
+                 {EXIT_NUMBERS, "numbers"},
                  {EXIT_STOPPED, "stopped by a signal"}};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (names[i].status == status) return names[i].name;
@@ -209,8 +214,8 @@ static void compare_cards(Launch *launch, const StoreCard *own, LaunchPlan *plan
         memcpy(launch->hosts[r], card.host, LAUNCH_HOST_MAX);
         if (card.world_size != own->world_size && !plan->refused) {
             plan->refused = true;
-            snprintf(plan->text, sizeof plan->text, "rank %d (host %s, pid %d) has a world of %d ranks, rank 0 of %d", r,
-                     card.host, card.pid, card.world_size, own->world_size);
+            snprintf(plan->text, sizeof plan->text, "rank %d (host %s, pid %d) has a world of %d ranks, rank 0 of %d",
+                     r, card.host, card.pid, card.world_size, own->world_size);
         } else if (card.config_hash != own->config_hash && ++others <= 4) {
             size_t used = strlen(list);
             snprintf(list + used, sizeof list - used, "%srank %d (host %.80s, pid %d)", used ? ", " : "", r, card.host,
@@ -219,8 +224,8 @@ static void compare_cards(Launch *launch, const StoreCard *own, LaunchPlan *plan
     }
     if (others > 0 && !plan->refused) {
         plan->refused = true;
-        snprintf(plan->text, sizeof plan->text, "%s%s: another config or executable than rank 0 has (host %s, pid %d)", list,
-                 others > 4 ? " and more" : "", own->host, own->pid);
+        snprintf(plan->text, sizeof plan->text, "%s%s: another config or executable than rank 0 has (host %s, pid %d)",
+                 list, others > 4 ? " and more" : "", own->host, own->pid);
     }
 }
 
@@ -283,8 +288,8 @@ Launch *launch_start(const LaunchOptions *options) {
         }
     }
     if (options->world_size > 0 && options->world_size != launch->size) {
-        die(EXIT_LAUNCH, "the config asks for %d ranks, but the launcher (%s) started %d", options->world_size, launch->kind,
-            launch->size);
+        die(EXIT_LAUNCH, "the config asks for %d ranks, but the launcher (%s) started %d", options->world_size,
+            launch->kind, launch->size);
     }
     hooked = launch;
     die_set_hook(last_words);

@@ -14,8 +14,8 @@
 typedef struct Launch Launch;
 
 typedef struct {
-    int world_size;   /* from the config; 0: not known (takes what the launcher says, else 1) */
-    double timeout_s; /* for every wait at start-up */
+    int world_size;       /* from the config; 0: not known (takes what the launcher says, else 1) */
+    double timeout_s;     /* for every wait at start-up */
     uint64_t config_hash; /* ranks that run another config or executable are refused by name */
 } LaunchOptions;
 

@@ -36,7 +36,8 @@ typedef struct {
 } EnvServer;
 
 static void first_secret(uint8_t secret[16], const char *port) {
-    static const char *const job_variables[] = {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID", "TORCHELASTIC_RUN_ID"};
+    static const char *const job_variables[] = {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID",
+                                                "TORCHELASTIC_RUN_ID"};
     char shared[2048];
     const char *given = launch_env_text("TRIDENT_JOB_SECRET");
     int used = snprintf(shared, sizeof shared, "%s:%u", port, (unsigned)getuid());
@@ -81,8 +82,10 @@ static void warn_where_master_is_not_here(const char *host) {
     }
     freeaddrinfo(list);
     if (!here) {
-        log_warn(LOG_LAUNCH, "MASTER_ADDR=%s is no address of this host, but RANK=0 runs here: the other ranks look for "
-                 "rank 0 there", host);
+        log_warn(LOG_LAUNCH,
+                 "MASTER_ADDR=%s is no address of this host, but RANK=0 runs here: the other ranks look for "
+                 "rank 0 there",
+                 host);
     }
 }
 
@@ -174,8 +177,10 @@ static void env_finish(Launch *launch) {
 static const char *required_host(void) {
     const char *host = launch_env_text("MASTER_ADDR");
     if (!host) {
-        die(EXIT_LAUNCH, "RANK and WORLD_SIZE are set, but MASTER_ADDR is not: set it to the host where RANK=0 runs, the "
-            "same for all ranks (and MASTER_PORT, default %d)", MASTER_PORT_DEFAULT);
+        die(EXIT_LAUNCH,
+            "RANK and WORLD_SIZE are set, but MASTER_ADDR is not: set it to the host where RANK=0 runs, the "
+            "same for all ranks (and MASTER_PORT, default %d)",
+            MASTER_PORT_DEFAULT);
     }
     if (strlen(host) > HOST_CHARS_MAX) die(EXIT_LAUNCH, "MASTER_ADDR is too long (%zu characters)", strlen(host));
     return host;

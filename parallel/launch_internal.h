@@ -50,8 +50,8 @@ struct Launch {
     char host_of_rank0[LAUNCH_HOST_MAX];
     char (*hosts)[LAUNCH_HOST_MAX]; /* (size) on rank 0 only */
     uint8_t secret[16];
-    bool loopback_only;  /* all ranks are on this machine: listeners bind to 127.0.0.1 */
-    bool prints_for_all; /* one rank's words about a loss reach the user's eye: the others keep quiet */
+    bool loopback_only;                /* all ranks are on this machine: listeners bind to 127.0.0.1 */
+    bool prints_for_all;               /* one rank's words about a loss reach the user's eye: the others keep quiet */
     char own_address[LAUNCH_HOST_MAX]; /* where peers reach this host, "" where that must be found out */
     const LaunchStore *store;
     void *store_state;

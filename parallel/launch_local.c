@@ -47,7 +47,8 @@ static void local_signal_all(const LocalRun *run, int number) {
 }
 
 /* In the child: never outlives its parent, and has the signal state that the program had. */
-static void local_become_rank(Launch *launch, const LocalRun *run, int rank, int fd, pid_t parent, const sigset_t *mask) {
+static void local_become_rank(Launch *launch, const LocalRun *run, int rank, int fd, pid_t parent,
+                              const sigset_t *mask) {
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) die(EXIT_LAUNCH, "prctl(PR_SET_PDEATHSIG): %s", strerror(errno));
     if (getppid() != parent) _exit(EXIT_PEER_LOST); /* it died before the line above */
     setpgid(0, rank == 0 ? 0 : run->pids[0]);

@@ -158,7 +158,8 @@ static int listen_at(const struct sockaddr *address, socklen_t bytes) {
 
 static int listen_on_port(bool loopback_only, int port) {
     if (!loopback_only) {
-        struct sockaddr_in6 both = {.sin6_family = AF_INET6, .sin6_addr = in6addr_any, .sin6_port = htons((uint16_t)port)};
+        struct sockaddr_in6 both = {
+            .sin6_family = AF_INET6, .sin6_addr = in6addr_any, .sin6_port = htons((uint16_t)port)};
         int fd = listen_at((struct sockaddr *)&both, sizeof both);
         if (fd >= 0 || errno == EADDRINUSE || errno == EACCES) return fd;
     }
@@ -258,7 +259,8 @@ static void add_interfaces(char *list, size_t capacity, int port) {
         }
     }
     freeifaddrs(all);
-    if (wanted && !list[0]) die(EXIT_LAUNCH, "TRIDENT_INTERFACE=%s: no such interface that is up and has an address", wanted);
+    if (wanted && !list[0])
+        die(EXIT_LAUNCH, "TRIDENT_INTERFACE=%s: no such interface that is up and has an address", wanted);
 }
 
 int launch_listen(const Launch *launch, char address[256]) {
@@ -312,7 +314,8 @@ static void door_admit(Door *door) {
         Visitor *visitor = xcalloc(1, sizeof *visitor);
         visitor->fd = fd;
         visitor->deadline = clock_s() + handshake_limit_s;
-        if (getnameinfo((struct sockaddr *)&peer, bytes, visitor->from, sizeof visitor->from, NULL, 0, NI_NUMERICHOST)) {
+        if (getnameinfo((struct sockaddr *)&peer, bytes, visitor->from, sizeof visitor->from, NULL, 0,
+                        NI_NUMERICHOST)) {
             snprintf(visitor->from, sizeof visitor->from, "an unknown address");
         }
         set_nodelay(fd);

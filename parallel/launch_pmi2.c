@@ -18,9 +18,9 @@
 #include "parallel/launch_internal.h"
 
 enum {
-    PIECE_MAX = 512,      /* some managers go wrong near their stated limit of 1024 */
-    PIECE_MIN = 64,       /* must hold the head */
-    HEAD_CHARS = 48,      /* length, hash of the value, hash of rank and key: 16 hex digits each */
+    PIECE_MAX = 512, /* some managers go wrong near their stated limit of 1024 */
+    PIECE_MIN = 64,  /* must hold the head */
+    HEAD_CHARS = 48, /* length, hash of the value, hash of rank and key: 16 hex digits each */
     VALUE_CAPACITY = 2048,
     PMI2_OWN_JOB_ANY_RANK = -1,
 };
@@ -63,7 +63,8 @@ static void *guard_run(void *argument) {
         bool busy = guard->doing[0] != 0;
         double waited_s = busy ? now - guard->start_s : 0;
         if (busy && waited_s >= guard->timeout_s) {
-            die(EXIT_LAUNCH, "waited %.3g s for PMI2 (%s): a rank has left or was not started, or the process manager hangs",
+            die(EXIT_LAUNCH,
+                "waited %.3g s for PMI2 (%s): a rank has left or was not started, or the process manager hangs",
                 guard->timeout_s, guard->doing);
         }
         if (!busy || waited_s < message_every_s) next_message = guard->start_s + message_every_s;
@@ -72,7 +73,8 @@ static void *guard_run(void *argument) {
             next_message = now + message_every_s;
         }
         double until = now + 3600.0;
-        if (busy) until = next_message < guard->start_s + guard->timeout_s ? next_message : guard->start_s + guard->timeout_s;
+        if (busy)
+            until = next_message < guard->start_s + guard->timeout_s ? next_message : guard->start_s + guard->timeout_s;
         struct timespec at = {(time_t)until, (long)((until - (double)(time_t)until) * 1e9)};
         pthread_cond_timedwait(&guard->changed, &guard->lock, &at);
     }
@@ -175,8 +177,8 @@ static void pmi2_put(Launch *launch, const char *key, const void *value, size_t 
             state->piece_chars /= 2;
             piece--;
         } else {
-            die(EXIT_LAUNCH, "PMI2 refused the value of \"%s\" (%zu characters; error %d from the process manager)", key, n,
-                status);
+            die(EXIT_LAUNCH, "PMI2 refused the value of \"%s\" (%zu characters; error %d from the process manager)",
+                key, n, status);
         }
     }
     free(text);
@@ -206,8 +208,9 @@ static void *pmi2_get(Launch *launch, int from_rank, const char *key, size_t *by
     char text[VALUE_CAPACITY], what[160];
     int status = pmi2_get_piece(launch, from_rank, key, 0, text);
     if (status != 0) {
-        die(EXIT_LAUNCH, "key \"%s\" of rank %d is not in the PMI2 store (error %d; no fence since it was put, or never put)",
-            key, from_rank, status);
+        die(EXIT_LAUNCH,
+            "key \"%s\" of rank %d is not in the PMI2 store (error %d; no fence since it was put, or never put)", key,
+            from_rank, status);
     }
     unsigned long long head[3];
     size_t chars = strlen(text);
@@ -290,8 +293,10 @@ static void check_world(int size, int rank) {
         die(EXIT_LAUNCH, "PMI2 says rank %d of %d, which is impossible", rank, size);
     }
     if (step && tasks && launch_env_number("SLURM_STEP_NUM_TASKS", tasks, 1, LAUNCH_RANKS_MAX) != size) {
-        die(EXIT_LAUNCH, "PMI2 says that this job has %d ranks, but the Slurm step has SLURM_STEP_NUM_TASKS=%s tasks: start "
-            "with srun --mpi=pmi2", size, tasks);
+        die(EXIT_LAUNCH,
+            "PMI2 says that this job has %d ranks, but the Slurm step has SLURM_STEP_NUM_TASKS=%s tasks: start "
+            "with srun --mpi=pmi2",
+            size, tasks);
     }
 }
 
@@ -315,8 +320,8 @@ void launch_pmi2_start(Launch *launch) {
     int status = state->call.init(&spawned, &size, &rank, &appnum);
     guard_set(&state->guard, "", "");
     if (status != 0) {
-        die(EXIT_LAUNCH, "PMI2 init failed (error %d): the process manager does not speak PMI2? start with srun --mpi=pmi2",
-            status);
+        die(EXIT_LAUNCH,
+            "PMI2 init failed (error %d): the process manager does not speak PMI2? start with srun --mpi=pmi2", status);
     }
     check_world(size, rank);
     const char *local = launch_env_text("SLURM_LOCALID");

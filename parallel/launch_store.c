@@ -102,12 +102,12 @@ typedef enum {
     STORE_STOP,
 } StoreKind;
 
-typedef struct {       // offset  bytes
-    uint32_t kind;     //   0     4
-    int32_t rank;      //   4     4   GET: whose key
-    int32_t status;    //   8     4   LAST_WORDS, STOP
-    uint32_t key_bytes;//  12     4
-    uint64_t bytes;    //  16     8
+typedef struct {        // offset  bytes
+    uint32_t kind;      //   0     4
+    int32_t rank;       //   4     4   GET: whose key
+    int32_t status;     //   8     4   LAST_WORDS, STOP
+    uint32_t key_bytes; //  12     4
+    uint64_t bytes;     //  16     8
 } StoreHeader;
 _Static_assert(sizeof(StoreHeader) == 24, "size on the wire");
 
@@ -448,7 +448,8 @@ void *store_client_create(int fd) {
 
 static void end_lost(const Launch *launch, const char *doing) {
     launch_stop(launch, EXIT_PEER_LOST, "%s was lost while this rank was waiting for \"%s\"",
-                strcmp(launch->kind, "local") == 0 ? "the launching process" : "rank 0, which keeps the job's store,", doing);
+                strcmp(launch->kind, "local") == 0 ? "the launching process" : "rank 0, which keeps the job's store,",
+                doing);
 }
 
 static void end_send(Launch *launch, StoreHeader header, const char *key, const void *value, size_t bytes) {
@@ -499,8 +500,8 @@ static void *client_get(Launch *launch, int from_rank, const char *key, size_t *
     StoreHeader answer;
     uint8_t *value = end_answer(launch, &answer, key, clock_s() + launch->timeout_s);
     if (!value) {
-        launch_stop(launch, EXIT_LAUNCH, "the store gave no answer for key \"%s\" of rank %d within %.0f s", key, from_rank,
-                    launch->timeout_s);
+        launch_stop(launch, EXIT_LAUNCH, "the store gave no answer for key \"%s\" of rank %d within %.0f s", key,
+                    from_rank, launch->timeout_s);
     }
     if (answer.kind != STORE_VALUE) {
         die(EXIT_LAUNCH, "key \"%s\" of rank %d is not in the store (no fence since it was put, or never put)", key,

@@ -51,7 +51,16 @@ void launch_watch_deadline(double limit_s) {
 
 /* ---- messages ---- */
 
-typedef enum { WATCH_BEAT = 0x57000001, WATCH_ASK, WATCH_ANSWER, WATCH_LATE, WATCH_WORDS, WATCH_BYE, WATCH_END, WATCH_ALL_BYE } WatchKind;
+typedef enum {
+    WATCH_BEAT = 0x57000001,
+    WATCH_ASK,
+    WATCH_ANSWER,
+    WATCH_LATE,
+    WATCH_WORDS,
+    WATCH_BYE,
+    WATCH_END,
+    WATCH_ALL_BYE
+} WatchKind;
 
 typedef struct {          // offset  bytes
     uint32_t kind;        //   0     4
@@ -93,7 +102,7 @@ struct Watch {
     Cause cause;
     double tick_s, next_beat_s;
     bool sent_bye, asked_verdict;
-    double verdict_by_s; /* after LATE was sent to rank 0 */
+    double verdict_by_s;  /* after LATE was sent to rank 0 */
     pthread_mutex_t lock; /* the fields below */
     pthread_cond_t changed;
     bool wants_finish, finished, has_words, words_sent;
@@ -221,10 +230,11 @@ static void judge_lost(Watch *watch, Peer *peer) {
 
 static void judge_words(Watch *watch, int rank, int status, const char *words) {
     char text[LAUNCH_TEXT_MAX];
-    snprintf(text, sizeof text, "rank %d on host %s ended with status %d (%s): %.700s", rank, host_of(watch, rank), status,
-             launch_status_name(status), words);
+    snprintf(text, sizeof text, "rank %d on host %s ended with status %d (%s): %.700s", rank, host_of(watch, rank),
+             status, launch_status_name(status), words);
     bool consequence = status == EXIT_PEER_LOST;
-    cause_set(watch, consequence ? CAUSE_CONSEQUENCE : CAUSE_FIRST, status, rank, consequence ? cause_s : gather_s, text);
+    cause_set(watch, consequence ? CAUSE_CONSEQUENCE : CAUSE_FIRST, status, rank, consequence ? cause_s : gather_s,
+              text);
 }
 
 static void judge_late(Watch *watch, int rank, const char *words) {
@@ -240,7 +250,8 @@ static void add_also_lost(const Watch *watch, char *text, size_t capacity) {
     size_t used = strlen(text);
     for (int i = 0; i < watch->n_peers && used + 32 < capacity; i++) {
         if (!watch->peers[i].lost || watch->peers[i].rank == watch->cause.rank) continue;
-        used += (size_t)snprintf(text + used, capacity - used, "%s%d", n++ ? ", " : " (also lost: rank ", watch->peers[i].rank);
+        used += (size_t)snprintf(text + used, capacity - used, "%s%d", n++ ? ", " : " (also lost: rank ",
+                                 watch->peers[i].rank);
     }
     if (n) snprintf(text + used, capacity - used, ")");
 }
@@ -264,8 +275,9 @@ static void name_the_late(Watch *watch) {
         if (silent == 0 && is_behind(peer, &late)) late = *peer;
     }
     if (silent) {
-        snprintf(text, sizeof text, "rank %d on host %s does not answer (stopped?); it was in %s (step %lld), heard %.1f s ago",
-                 late.rank, host_of(watch, late.rank), late.phase, (long long)late.step, now - late.heard_s);
+        snprintf(text, sizeof text,
+                 "rank %d on host %s does not answer (stopped?); it was in %s (step %lld), heard %.1f s ago", late.rank,
+                 host_of(watch, late.rank), late.phase, (long long)late.step, now - late.heard_s);
     } else {
         snprintf(text, sizeof text, "rank %d on host %s is late: in %s (step %lld) for %.1f s", late.rank,
                  host_of(watch, late.rank), late.phase, (long long)late.step, now - late.phase_since_s);
@@ -388,17 +400,18 @@ static void check_own_deadline(Watch *watch) {
     if (watch->asked_verdict) {
         if (now < watch->verdict_by_s) return;
         Peer own = own_state(watch);
-        log_error(LOG_LAUNCH, "rank 0 on host %s does not answer (stopped?); it was in %s (step %lld); this rank is in %s "
-                  "(step %lld), past its limit of %.1f s", host_of(watch, 0), watch->peers[0].phase,
-                  (long long)watch->peers[0].step, own.phase, (long long)own.step,
-                  1e-6 * (double)atomic_load(&own_limit_us));
+        log_error(LOG_LAUNCH,
+                  "rank 0 on host %s does not answer (stopped?); it was in %s (step %lld); this rank is in %s "
+                  "(step %lld), past its limit of %.1f s",
+                  host_of(watch, 0), watch->peers[0].phase, (long long)watch->peers[0].step, own.phase,
+                  (long long)own.step, 1e-6 * (double)atomic_load(&own_limit_us));
         watch_exit(watch, EXIT_HANG);
     }
     if (!deadline || now_us() < deadline) return;
     Peer own = own_state(watch);
     char text[LAUNCH_TEXT_MAX];
-    snprintf(text, sizeof text, "rank %d was in %s (step %lld) when its limit of %.1f s had passed", own.rank, own.phase,
-             (long long)own.step, 1e-6 * (double)atomic_load(&own_limit_us));
+    snprintf(text, sizeof text, "rank %d was in %s (step %lld) when its limit of %.1f s had passed", own.rank,
+             own.phase, (long long)own.step, 1e-6 * (double)atomic_load(&own_limit_us));
     if (own.rank == 0) {
         judge_late(watch, 0, text);
         return;

@@ -49,10 +49,8 @@ Range layers_of_piece(const LayerMap *map, int chunk, int stage) {
 static void print_piece(const LayerMap *map, int piece, FILE *out) {
     Range range = map->layers[piece];
     int pieces = map->stages * map->chunks;
-    if (range.count == 0)
-        fputs(" no layer", out);
-    else if (range.count == 1)
-        fprintf(out, " layer %" PRId64, range.first);
+    if (range.count == 0) fputs(" no layer", out);
+    else if (range.count == 1) fprintf(out, " layer %" PRId64, range.first);
     else
         fprintf(out, " layers %" PRId64 "-%" PRId64 " (%" PRId64 ")", range.first, range.first + range.count - 1,
                 range.count);

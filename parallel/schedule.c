@@ -35,11 +35,16 @@ const char *schedule_kind_name(ScheduleKind kind) {
 
 const char *step_kind_name(StepKind kind) {
     static const char *const names[STEP_KIND_COUNT] = {
-        [STEP_RECV_FORWARD] = "receive forward",   [STEP_FORWARD] = "forward",
-        [STEP_SEND_FORWARD] = "send forward",      [STEP_RECV_BACKWARD] = "receive backward",
-        [STEP_BACKWARD] = "backward",              [STEP_BACKWARD_INPUT] = "backward of input",
-        [STEP_BACKWARD_WEIGHT] = "backward of weight", [STEP_SEND_BACKWARD] = "send backward",
-        [STEP_GATHER] = "gather",                  [STEP_REDUCE] = "reduce",
+        [STEP_RECV_FORWARD] = "receive forward",
+        [STEP_FORWARD] = "forward",
+        [STEP_SEND_FORWARD] = "send forward",
+        [STEP_RECV_BACKWARD] = "receive backward",
+        [STEP_BACKWARD] = "backward",
+        [STEP_BACKWARD_INPUT] = "backward of input",
+        [STEP_BACKWARD_WEIGHT] = "backward of weight",
+        [STEP_SEND_BACKWARD] = "send backward",
+        [STEP_GATHER] = "gather",
+        [STEP_REDUCE] = "reduce",
     };
     return kind >= 0 && kind < STEP_KIND_COUNT ? names[kind] : "unknown";
 }
@@ -59,8 +64,14 @@ typedef struct {
 static Step *add_step(Builder *builder, StepKind kind, Lane lane, int micro_batch) {
     Schedule *schedule = builder->schedule;
     Step *step = &schedule->steps[schedule->n_steps++];
-    *step = (Step){.kind = kind, .lane = lane, .micro_batch = micro_batch, .slot = -1, .buffer = -1,
-                   .out_buffer = -1, .group = -1, .input_buffer = -1};
+    *step = (Step){.kind = kind,
+                   .lane = lane,
+                   .micro_batch = micro_batch,
+                   .slot = -1,
+                   .buffer = -1,
+                   .out_buffer = -1,
+                   .group = -1,
+                   .input_buffer = -1};
     return step;
 }
 
@@ -163,16 +174,14 @@ static void count_buffers(Schedule *schedule, bool first, bool last) {
 Schedule schedule_build(ScheduleKind kind, int stages, int stage, int chunks, int micro_batches) {
     REQUIRE(stages >= 1 && stage >= 0 && stage < stages && chunks == 1 && micro_batches >= 1);
     REQUIRE(kind == SCHEDULE_GPIPE || kind == SCHEDULE_1F1B);
-    Schedule schedule = {.kind = kind, .stages = stages, .stage = stage, .chunks = chunks,
-                         .micro_batches = micro_batches};
+    Schedule schedule = {
+        .kind = kind, .stages = stages, .stage = stage, .chunks = chunks, .micro_batches = micro_batches};
     Builder builder = {.schedule = &schedule, .first = stage == 0, .last = stage == stages - 1};
     count_buffers(&schedule, builder.first, builder.last);
     /* At most two receives, two sends and two compute steps a micro-batch, and the reduction. */
     schedule.steps = xcalloc(6 * (uint64_t)micro_batches + 1, sizeof *schedule.steps);
-    if (kind == SCHEDULE_GPIPE)
-        build_gpipe(&builder);
-    else
-        build_1f1b(&builder);
+    if (kind == SCHEDULE_GPIPE) build_gpipe(&builder);
+    else build_1f1b(&builder);
     add_step(&builder, STEP_REDUCE, LANE_DATA, micro_batches - 1);
     return schedule;
 }

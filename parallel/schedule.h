@@ -38,7 +38,7 @@ typedef struct {
     int buffer; /* receive buffer of RECV_* and of the step that reads it; send buffer of SEND_* and
                  * of the step that fills it is out_buffer there; -1: none */
     int out_buffer;
-    int group;  /* steps with the same group >= 0 are issued together; they stand next to each other */
+    int group;        /* steps with the same group >= 0 are issued together; they stand next to each other */
     int input_buffer; /* BACKWARD: input buffer of its FORWARD, read once more and then free; else -1 */
 } Step;
 
@@ -46,10 +46,10 @@ typedef struct {
     ScheduleKind kind;
     int stages, stage, chunks, micro_batches;
     int n_steps;
-    Step *steps; /* owned */
-    int slots;          /* activation slots needed */
-    int input_buffers;  /* receive buffers for forward activations (0 on the first stage) */
-    int output_buffers; /* send buffers for forward activations (0 on the last stage) */
+    Step *steps;             /* owned */
+    int slots;               /* activation slots needed */
+    int input_buffers;       /* receive buffers for forward activations (0 on the first stage) */
+    int output_buffers;      /* send buffers for forward activations (0 on the last stage) */
     int grad_input_buffers;  /* receive buffers for output gradients (0 on the last stage) */
     int grad_output_buffers; /* send buffers for input gradients (0 on the first stage) */
 } Schedule;

@@ -44,9 +44,7 @@ static int ring_of(StepKind kind) {
     }
 }
 
-static int direction_of(StepKind kind) {
-    return kind == STEP_SEND_FORWARD || kind == STEP_RECV_BACKWARD ? 1 : -1;
-}
+static int direction_of(StepKind kind) { return kind == STEP_SEND_FORWARD || kind == STEP_RECV_BACKWARD ? 1 : -1; }
 
 static StepKind opposite_of(StepKind kind) {
     switch (kind) {
@@ -86,7 +84,8 @@ static void issue_transfer(StageRun *run) {
     const Lane lane = steps[0].lane;
     *transfer = (Transfer){.steps = steps, .n = 1, .begin_s = run->thread_s};
     while (steps[0].group >= 0 && run->next_step + transfer->n < schedule->n_steps &&
-           steps[transfer->n].group == steps[0].group) transfer->n++;
+           steps[transfer->n].group == steps[0].group)
+        transfer->n++;
     REQUIRE(transfer->n <= GROUP_MAX);
     for (int k = 0; k < transfer->n; k++) {
         REQUIRE(ring_of(steps[k].kind) >= 0 && steps[k].lane == lane);

@@ -27,8 +27,8 @@ const void *tensor_tokens(Model *m, const void *x) {
 /* y (N, outputs) = x (N, inputs) . w^T, w (outputs, inputs). */
 static void project(Model *m, void *y, const void *x, const void *w, int64_t inputs, int64_t outputs,
                     const MatmulEpilogue *epilogue) {
-    matmul(y, outputs, x, inputs, false, w, inputs, true, m->dims.N, outputs, inputs, false, epilogue,
-           m->config->dtype, m->compute);
+    matmul(y, outputs, x, inputs, false, w, inputs, true, m->dims.N, outputs, inputs, false, epilogue, m->config->dtype,
+           m->compute);
 }
 
 /* dx (N, inputs) = dy (N, outputs) . w. */
@@ -51,8 +51,15 @@ static char *columns(const Model *m, void *rows, int64_t first) {
 
 static AttentionShape attention_shape(const Model *m, const Slot *slot) {
     const Dims *d = &m->dims;
-    return (AttentionShape){.B = d->B, .T = d->T, .T_keys = d->T_past + d->T, .H = d->H_local, .KV = d->KV_local, .D = d->D,
-                            .ld_q = d->QKV_local, .ld_kv = d->QKV_local, .ld_out = d->H_local * d->D,
+    return (AttentionShape){.B = d->B,
+                            .T = d->T,
+                            .T_keys = d->T_past + d->T,
+                            .H = d->H_local,
+                            .KV = d->KV_local,
+                            .D = d->D,
+                            .ld_q = d->QKV_local,
+                            .ld_kv = d->QKV_local,
+                            .ld_out = d->H_local * d->D,
                             .doc_start = m->config->mask_documents ? slot->doc_start : NULL};
 }
 

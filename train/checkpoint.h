@@ -22,23 +22,23 @@ typedef struct {
     const char *name; /* logical array; valid during the call */
     DType dtype;
     int dims;
-    int64_t shape[PIECE_DIMS_MAX];               /* of the logical array */
+    int64_t shape[PIECE_DIMS_MAX];                        /* of the logical array */
     int64_t first[PIECE_DIMS_MAX], count[PIECE_DIMS_MAX]; /* the rectangle this piece is (part of) */
-    int64_t flat_first, flat_count;              /* range within the rectangle, row-major: all of it: 0, product */
-    void *data;                                  /* flat_count elements, contiguous */
-    bool write; /* save: this rank writes it (one rank of those that hold the same) */
+    int64_t flat_first, flat_count; /* range within the rectangle, row-major: all of it: 0, product */
+    void *data;                     /* flat_count elements, contiguous */
+    bool write;                     /* save: this rank writes it (one rank of those that hold the same) */
 } CheckpointPiece;
 
 typedef struct {
     int64_t step, samples, tokens;
-    int64_t skipped;                /* steps skipped so far */
-    char *config_text;              /* resolved config; owned */
+    int64_t skipped;   /* steps skipped so far */
+    char *config_text; /* resolved config; owned */
     uint64_t data_fingerprint;
     int n_corpora;
-    int64_t *corpus_counters;       /* owned */
-    double last_loss;              /* last loss before the save; NAN: not known */
-    int grid_size[3];               /* tensor, pipeline, data: for information */
-    char *extra_json;               /* other state as a JSON object text, or NULL; owned */
+    int64_t *corpus_counters; /* owned */
+    double last_loss;         /* last loss before the save; NAN: not known */
+    int grid_size[3];         /* tensor, pipeline, data: for information */
+    char *extra_json;         /* other state as a JSON object text, or NULL; owned */
 } CheckpointState;
 
 void checkpoint_state_free(CheckpointState *state);

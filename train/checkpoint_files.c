@@ -137,8 +137,10 @@ static void remove_checkpoint(const char *step_dir) {
 }
 
 static void warn_newer(const char *step_dir, int64_t step) {
-    log_warn(LOG_CKPT, "%s is newer than what was saved now (step %" PRId64 "): checkpoint.resume = auto will take it, "
-             "unless it is removed", step_dir, step);
+    log_warn(LOG_CKPT,
+             "%s is newer than what was saved now (step %" PRId64 "): checkpoint.resume = auto will take it, "
+             "unless it is removed",
+             step_dir, step);
 }
 
 void remove_outdated(const char *dir, int64_t step, int64_t keep) {

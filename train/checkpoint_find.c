@@ -55,8 +55,10 @@ char *checkpoint_find(const char *dir, Error *err) {
     char *found = newest_complete(path, steps, n, &damaged);
     /* Starting anew over damaged checkpoints would be the end of them: a person decides. */
     if (!found && damaged) {
-        error_set(err, EXIT_CHECKPOINT, "%s holds no complete checkpoint, but a damaged one (%s); restore it, or "
-                  "choose another checkpoint.dir", path, damaged);
+        error_set(err, EXIT_CHECKPOINT,
+                  "%s holds no complete checkpoint, but a damaged one (%s); restore it, or "
+                  "choose another checkpoint.dir",
+                  path, damaged);
     }
     free(damaged);
     free(path);

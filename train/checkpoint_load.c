@@ -49,7 +49,7 @@ typedef struct {
     int n_sources, sources_max;
     Transfer *transfers;
     int n_transfers, transfers_max;
-    char *buffer; /* BUFFER_BYTES */
+    char *buffer;  /* BUFFER_BYTES */
     int open_file; /* index in the manifest, -1: none */
     int fd;
     char *path; /* of the open file */
@@ -117,8 +117,10 @@ static int read_entry(Load *load, int file, const SafetensorsEntry *entry, Error
     piece->dtype = safetensors_dtype(entry->type);
     if (!entry->note || !piece_from_note(entry->note, piece, &source.xxh3) || piece->dtype == DT_COUNT ||
         entry->bytes != piece->flat_count * (int64_t)dtype_size(piece->dtype)) {
-        return error_set(err, EXIT_CHECKPOINT, "%s: entry \"%s\" does not say which part of which array it is, or not "
-                         "what its %" PRId64 " bytes are", load->path, entry->name, entry->bytes);
+        return error_set(err, EXIT_CHECKPOINT,
+                         "%s: entry \"%s\" does not say which part of which array it is, or not "
+                         "what its %" PRId64 " bytes are",
+                         load->path, entry->name, entry->bytes);
     }
     source.array = manifest_find_array(load->manifest, piece->name);
     if (source.array < 0) {
@@ -149,7 +151,8 @@ static int read_header(Load *load, int index, Error *err) {
     Safetensors entries = {0};
     int rc = 0;
     if (bytes != file->header_bytes || found != file->header_xxh3) {
-        rc = error_set(err, EXIT_CHECKPOINT, "%s: damaged, or the file of another save: its header has %" PRId64
+        rc = error_set(err, EXIT_CHECKPOINT,
+                       "%s: damaged, or the file of another save: its header has %" PRId64
                        " bytes with checksum %016" PRIx64 ", the manifest says %" PRId64 " with %016" PRIx64,
                        load->path, bytes, found, file->header_bytes, file->header_xxh3);
     } else {
@@ -270,8 +273,10 @@ static int check_coverage(const Load *load, int first, const CheckpointPiece *pi
         }
     }
     if (covered == piece->flat_count) return 0;
-    return error_set(err, EXIT_CHECKPOINT, "%s: the files hold %" PRId64 " of the %" PRId64 " elements of %s that this "
-                     "rank needs", load->step_dir, covered, piece->flat_count, piece->name);
+    return error_set(err, EXIT_CHECKPOINT,
+                     "%s: the files hold %" PRId64 " of the %" PRId64 " elements of %s that this "
+                     "rank needs",
+                     load->step_dir, covered, piece->flat_count, piece->name);
 }
 
 static int plan_piece(Load *load, int index, Error *err) {
@@ -306,9 +311,11 @@ static int verify_source(Load *load, const Source *source, Error *err) {
         return -1;
     }
     if (found == source->xxh3) return 0;
-    return error_set(err, EXIT_CHECKPOINT, "%s: damaged: its part of %s (bytes %" PRId64 " to %" PRId64 ") has "
-                     "checksum %016" PRIx64 ", was written with %016" PRIx64, load->path, source->piece.name,
-                     source->first_byte, source->first_byte + source->bytes, found, source->xxh3);
+    return error_set(err, EXIT_CHECKPOINT,
+                     "%s: damaged: its part of %s (bytes %" PRId64 " to %" PRId64 ") has "
+                     "checksum %016" PRIx64 ", was written with %016" PRIx64,
+                     load->path, source->piece.name, source->first_byte, source->first_byte + source->bytes, found,
+                     source->xxh3);
 }
 
 /* Index of sources or transfers in the order of their bytes, so that files are read from front to back. */
@@ -387,7 +394,11 @@ static int copy_all(Load *load, Error *err) {
 }
 
 static Load load_begin(const char *step_dir, const Manifest *manifest, const CheckpointPiece *pieces, int n) {
-    return (Load){.step_dir = step_dir, .manifest = manifest, .pieces = pieces, .n_pieces = n, .open_file = -1,
+    return (Load){.step_dir = step_dir,
+                  .manifest = manifest,
+                  .pieces = pieces,
+                  .n_pieces = n,
+                  .open_file = -1,
                   .array_wanted = xcalloc((uint64_t)manifest->n_arrays, sizeof(bool)),
                   .buffer = xmalloc(BUFFER_BYTES)};
 }
@@ -418,8 +429,10 @@ static int verify_files(Load *load, Error *err) {
         uint64_t found;
         if (open_file(load, i, err) != 0 || hash_part(load, 0, file->bytes, &found, err) != 0) return -1;
         if (found != file->xxh3) {
-            return error_set(err, EXIT_CHECKPOINT, "%s: damaged: its %" PRId64 " bytes have checksum %016" PRIx64
-                             ", the manifest says %016" PRIx64, load->path, file->bytes, found, file->xxh3);
+            return error_set(err, EXIT_CHECKPOINT,
+                             "%s: damaged: its %" PRId64 " bytes have checksum %016" PRIx64
+                             ", the manifest says %016" PRIx64,
+                             load->path, file->bytes, found, file->xxh3);
         }
     }
     return 0;

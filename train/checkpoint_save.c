@@ -37,7 +37,7 @@ typedef struct {
     const char *dir;
     char *step_dir;
     uint64_t attempt;
-    char *path; /* of this rank's shard, from when it may exist; NULL: none */
+    char *path;                      /* of this rank's shard, from when it may exist; NULL: none */
     const CheckpointPiece **written; /* this rank's pieces, in file order */
     int n_written;
     CheckpointArray *arrays; /* of this rank's shard, ascending by name, each once */
@@ -467,8 +467,12 @@ static int save_steps(Save *save, const CheckpointPiece *pieces, int n, Error *e
 
 int checkpoint_save(const char *dir, const CheckpointState *state, const CheckpointPiece *pieces, int n, Group *world,
                     int64_t keep, Error *err) {
-    Save save = {.state = state, .world = world, .size = world ? group_size(world) : 1,
-                 .rank = world ? group_rank(world) : 0, .dir = dir, .step_dir = step_directory(dir, state->step)};
+    Save save = {.state = state,
+                 .world = world,
+                 .size = world ? group_size(world) : 1,
+                 .rank = world ? group_rank(world) : 0,
+                 .dir = dir,
+                 .step_dir = step_directory(dir, state->step)};
     int rc = save_steps(&save, pieces, n, err);
     if (rc == 0 && save.rank == 0) remove_outdated(dir, state->step, keep);
     free(save.step_dir);

@@ -19,10 +19,10 @@
 #include "train/resume.h"
 #include "train/run.h"
 
-#define COMMAND_LINE(usage_text, option_table)                                                    \
-    {                                                                                             \
+#define COMMAND_LINE(usage_text, option_table)                                                                 \
+    {                                                                                                          \
         .usage = usage_text, .options = option_table, .n_options = sizeof option_table / sizeof *option_table, \
-        .argc = argc, .argv = argv                                                                \
+        .argc = argc, .argv = argv                                                                             \
     }
 
 /* The one word that a command needs. */

@@ -15,14 +15,14 @@ int command_help(int argc, char **argv);
 
 /* ---- words of a command line ---- */
 typedef struct {
-    const char *name;   /* "--tokens" */
-    const char *value;  /* text shown in the usage, NULL: a switch */
+    const char *name;  /* "--tokens" */
+    const char *value; /* text shown in the usage, NULL: a switch */
     const char *help;
     bool repeats;
 } Option;
 
 typedef struct {
-    const char *usage;  /* one line: "trident generate --checkpoint DIR [options]" */
+    const char *usage; /* one line: "trident generate --checkpoint DIR [options]" */
     const Option *options;
     int n_options;
     int argc;
@@ -41,7 +41,6 @@ int option_values(const CommandLine *line, const char *name, char ***values);
 int64_t option_int(const CommandLine *line, const char *name, int64_t fallback, int64_t min, int64_t max);
 double option_double(const CommandLine *line, const char *name, double fallback, double min, double max);
 /* Prints the message and the usage, exits with EXIT_CONFIG. */
-void usage_error(const CommandLine *line, const char *format, ...)
-    __attribute__((noreturn, format(printf, 2, 3)));
+void usage_error(const CommandLine *line, const char *format, ...) __attribute__((noreturn, format(printf, 2, 3)));
 
 #endif

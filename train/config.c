@@ -33,8 +33,8 @@ static void apply_entry(Config *config, const IniEntry *e, Complaints *c, char *
     where[i] = xstrdup(e->where);
     bad[i] = setting_parse(s, config, e->value, problem) != 0;
     if (!bad[i] || !ini_error_shows(c->out, c->n++)) return;
-    fprintf(c->out, "%s: %s.%s = %s: %s is expected%s%s\n", e->where, s->section, s->key,
-            ini_excerpt(e->value, value), problem, s->unit[0] ? ", in " : "", s->unit);
+    fprintf(c->out, "%s: %s.%s = %s: %s is expected%s%s\n", e->where, s->section, s->key, ini_excerpt(e->value, value),
+            problem, s->unit[0] ? ", in " : "", s->unit);
 }
 
 static void set_defaults(Config *config) {
@@ -135,15 +135,15 @@ int config_resolve_world(Config *c, int world, FILE *errors) {
         complain_about(&out, "parallel.ranks", "ranks = %d, but the launcher started %d process%s", c->ranks, world,
                        world == 1 ? "" : "es");
     } else if (!c->data && world % model != 0) {
-        complain_about(&out, "parallel.pipeline parallel.tensor", "%d process%s (from the launcher): no multiple of "
+        complain_about(&out, "parallel.pipeline parallel.tensor",
+                       "%d process%s (from the launcher): no multiple of "
                        "pipeline x tensor = %d x %d = %" PRId64 "; nearest: %" PRId64 " or %" PRId64 " processes",
                        world, world == 1 ? "" : "es", c->pipeline, c->tensor, model, max_i64(1, world / model) * model,
                        (world / model + 1) * model);
     } else if (c->data && c->data * model != world) {
         complain_about(&out, "parallel.data parallel.pipeline parallel.tensor",
                        "data x pipeline x tensor = %d x %d x %d = %" PRId64 ", but the launcher started %d process%s",
-                       c->data, c->pipeline, c->tensor,
-                       c->data * model, world, world == 1 ? "" : "es");
+                       c->data, c->pipeline, c->tensor, c->data * model, world, world == 1 ? "" : "es");
     }
     if (out.n) return out.n;
     if (!c->data) c->data = (int)(world / model);

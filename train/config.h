@@ -23,8 +23,8 @@ typedef struct Config {
     int64_t layers, hidden, heads, kv_heads /* 0: heads */, ffn /* 0: 4 hidden (gpt), 8/3 hidden to a multiple of 64 */;
     int64_t vocab /* 0: the tokenizer's */, seq_len;
     double rope_theta, norm_eps;
-    Tristate tie_choice;   /* YES or NO once loaded: auto is yes for gpt, no for llama */
-    bool tie_embeddings;   /* the same */
+    Tristate tie_choice; /* YES or NO once loaded: auto is yes for gpt, no for llama */
+    bool tie_embeddings; /* the same */
     /* [parallel] */
     int ranks, data, pipeline, tensor;
     char *order;
@@ -55,10 +55,10 @@ typedef struct Config {
     /* [checkpoint] */
     char *checkpoint_dir; /* default runs/NAME/checkpoints */
     int64_t checkpoint_every, checkpoint_keep;
-    char *resume;         /* auto, none, DIR, weights:DIR */
+    char *resume;           /* auto, none, DIR, weights:DIR */
     char *checkpoint_allow; /* comma list of keys that a resume may change */
     /* [log] */
-    char *log_dir;        /* default runs/NAME/log */
+    char *log_dir; /* default runs/NAME/log */
     int64_t log_every;
     bool tensorboard;
 
@@ -68,7 +68,7 @@ typedef struct Config {
     int64_t accumulation; /* global_batch / (micro_batch * data): set by config_resolve_world */
     int64_t total_steps;  /* steps, or ceil(tokens / (global_batch * seq_len)) */
     bool sequence_parallel_on;
-    DType dtype;          /* of parameters and activations */
+    DType dtype; /* of parameters and activations */
 } Config;
 
 /* Reads the file (with its includes) and the --set overrides ("section.key=value"), checks every

@@ -100,8 +100,9 @@ static void say_nearest_key(const char *section, const char *key, FILE *out) {
             if (names[i] != near) continue;
             fprintf(out, "unknown key; did you mean %s of [%s]?\n", near, settings[i].section);
         }
-        if (!near) fprintf(out, "unknown key; `trident help%s%s` lists what there is\n", section ? " " : "",
-                           section ? section : "");
+        if (!near)
+            fprintf(out, "unknown key; `trident help%s%s` lists what there is\n", section ? " " : "",
+                    section ? section : "");
     }
     free(names);
 }
@@ -129,7 +130,8 @@ static int index_of(const char *name, size_t length) {
     for (int i = 0; i < n_settings; i++) {
         const size_t n = strlen(settings[i].section);
         if (length == n + 1 + strlen(settings[i].key) && strncmp(name, settings[i].section, n) == 0 && name[n] == '.' &&
-            strncmp(name + n + 1, settings[i].key, length - n - 1) == 0) return i;
+            strncmp(name + n + 1, settings[i].key, length - n - 1) == 0)
+            return i;
     }
     die(EXIT_INTERNAL, "%.*s is no setting", (int)length, name);
 }

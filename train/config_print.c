@@ -18,7 +18,9 @@ static void print_settings(const Config *config, bool origins, FILE *out) {
             const char *where = config->origins[i] ? config->origins[i] : "default";
             const bool is_auto = s->offset == offsetof(Config, sequence_parallel) && strcmp(value, "auto") == 0;
             fprintf(out, "%-24s = %-28s # %s%s\n", s->key, value, where,
-                    !is_auto ? "" : config->sequence_parallel_on ? "; on here" : "; off here");
+                    !is_auto                       ? ""
+                    : config->sequence_parallel_on ? "; on here"
+                                                   : "; off here");
         } else {
             fprintf(out, "%s = %s\n", s->key, value);
         }
@@ -39,7 +41,8 @@ char *config_text(const Config *config) {
 void config_print_origins(const Config *config, FILE *out) { print_settings(config, true, out); }
 
 void config_print_equation(const Config *c, FILE *out) {
-    fprintf(out, "global_batch %" PRId64 " = micro_batch %" PRId64 " x data %d x accumulation %" PRId64
+    fprintf(out,
+            "global_batch %" PRId64 " = micro_batch %" PRId64 " x data %d x accumulation %" PRId64
             " sequences; x seq_len %" PRId64 " = %" PRId64 " tokens a step; x %" PRId64 " steps = %.4g tokens\n",
             c->global_batch, c->micro_batch, c->data, c->accumulation, c->seq_len, c->global_batch * c->seq_len,
             c->total_steps, (double)c->global_batch * (double)c->seq_len * (double)c->total_steps);

@@ -38,8 +38,10 @@ static void check_model(const Config *c, Complaints *out) {
     }
     const int64_t D = c->hidden / c->heads;
     if (c->hidden % c->heads == 0 && (D < 16 || D > 256 || D % 2 != 0)) {
-        complain_about(out, "model.heads model.hidden", "hidden / heads = %" PRId64 " / %" PRId64 " = %" PRId64
-                       " is the head size; an even number from 16 to 256 is needed", c->hidden, c->heads, D);
+        complain_about(out, "model.heads model.hidden",
+                       "hidden / heads = %" PRId64 " / %" PRId64 " = %" PRId64
+                       " is the head size; an even number from 16 to 256 is needed",
+                       c->hidden, c->heads, D);
     }
 }
 
@@ -47,21 +49,25 @@ static void check_parallel(const Config *c, Complaints *out) {
     check_divides(out, "model.heads parallel.tensor", c->heads, "tensor", c->tensor);
     check_divides(out, "model.ffn parallel.tensor model.hidden model.arch", c->ffn, "tensor", c->tensor);
     if (c->kv_heads % c->tensor != 0 && c->tensor % c->kv_heads != 0) {
-        complain_about(out, "model.kv_heads parallel.tensor", "kv_heads = %" PRId64 " and tensor = %d: one must be a "
-                       "multiple of the other", c->kv_heads, c->tensor);
+        complain_about(out, "model.kv_heads parallel.tensor",
+                       "kv_heads = %" PRId64 " and tensor = %d: one must be a "
+                       "multiple of the other",
+                       c->kv_heads, c->tensor);
     }
     if (c->vocab && c->vocab < c->tensor) {
         complain_about(out, "model.vocab parallel.tensor", "vocab = %" PRId64 " is below tensor = %d", c->vocab,
                        c->tensor);
     }
     if (c->pipeline > c->layers) {
-        complain_about(out, "parallel.pipeline model.layers", "pipeline = %d stages for layers = %" PRId64
-                       ": each stage needs a layer; at most %" PRId64, c->pipeline, c->layers, c->layers);
+        complain_about(out, "parallel.pipeline model.layers",
+                       "pipeline = %d stages for layers = %" PRId64 ": each stage needs a layer; at most %" PRId64,
+                       c->pipeline, c->layers, c->layers);
     }
     if (c->sequence_parallel == YES && (c->tensor == 1 || c->micro_batch * c->seq_len % c->tensor != 0)) {
         complain_about(out, "parallel.sequence_parallel parallel.tensor train.micro_batch model.seq_len",
-                       "sequence_parallel = yes needs tensor > 1 that divides micro_batch x seq_len = %" PRId64 " x %"
-                       PRId64 "; tensor = %d. auto turns it on where it can be", c->micro_batch, c->seq_len, c->tensor);
+                       "sequence_parallel = yes needs tensor > 1 that divides micro_batch x seq_len = %" PRId64
+                       " x %" PRId64 "; tensor = %d. auto turns it on where it can be",
+                       c->micro_batch, c->seq_len, c->tensor);
     }
     Dim order[DIM_COUNT];
     Error err;
@@ -72,8 +78,9 @@ void config_check_batch(const Config *c, int64_t data, Complaints *out) {
     const int64_t unit = c->micro_batch * data;
     char text[64];
     if (c->global_batch % unit == 0) return;
-    complain_about(out, "train.global_batch train.micro_batch parallel.data", "global_batch = %" PRId64
-                   " is no multiple of micro_batch x data = %" PRId64 " x %" PRId64 " = %" PRId64 "; nearest: %s",
+    complain_about(out, "train.global_batch train.micro_batch parallel.data",
+                   "global_batch = %" PRId64 " is no multiple of micro_batch x data = %" PRId64 " x %" PRId64
+                   " = %" PRId64 "; nearest: %s",
                    c->global_batch, c->micro_batch, data, unit, nearest_multiples(c->global_batch, unit, text));
 }
 
@@ -103,15 +110,18 @@ static void check_world(const Config *c, Complaints *out) {
 
 static void check_length(const Config *c, Complaints *out) {
     if ((c->steps > 0) == (c->tokens > 0)) {
-        complain_about(out, "train.steps train.tokens", "steps = %" PRId64 " and tokens = %" PRId64
-                       ": the length of the run is given by exactly one of them", c->steps, c->tokens);
+        complain_about(out, "train.steps train.tokens",
+                       "steps = %" PRId64 " and tokens = %" PRId64
+                       ": the length of the run is given by exactly one of them",
+                       c->steps, c->tokens);
         return;
     }
     const int64_t step_tokens = c->global_batch * c->seq_len;
     if (c->total_steps > INT64_MAX / step_tokens) {
-        complain_about(out, "train.steps train.global_batch model.seq_len", "steps x global_batch x seq_len = %" PRId64
-                       " x %" PRId64 " x %" PRId64 " tokens are more than can be counted", c->steps, c->global_batch,
-                       c->seq_len);
+        complain_about(out, "train.steps train.global_batch model.seq_len",
+                       "steps x global_batch x seq_len = %" PRId64 " x %" PRId64 " x %" PRId64
+                       " tokens are more than can be counted",
+                       c->steps, c->global_batch, c->seq_len);
     }
 }
 
@@ -124,16 +134,18 @@ static void check_decay(const Config *c, Complaints *out) {
                        c->warmup_steps, c->total_steps);
     } else if (c->total_steps && c->decay == DECAY_WSD && c->decay_steps > c->total_steps - c->warmup_steps) {
         snprintf(keys, sizeof keys, "optimizer.decay_steps optimizer.warmup_steps %s", length);
-        complain_about(out, keys, "warmup_steps + decay_steps = %" PRId64 " + %" PRId64 " is longer than the run of %"
-                       PRId64 " steps", c->warmup_steps, c->decay_steps, c->total_steps);
+        complain_about(out, keys,
+                       "warmup_steps + decay_steps = %" PRId64 " + %" PRId64 " is longer than the run of %" PRId64
+                       " steps",
+                       c->warmup_steps, c->decay_steps, c->total_steps);
     }
     if (c->decay == DECAY_WSD && c->decay_steps == 0) {
         complain_about(out, "optimizer.decay optimizer.decay_steps",
                        "decay = wsd needs decay_steps, the length of its final decay");
     }
     if (c->decay != DECAY_WSD && c->decay_steps != 0) {
-        complain_about(out, "optimizer.decay_steps optimizer.decay", "decay_steps = %" PRId64
-                       " is looked at by decay = wsd only", c->decay_steps);
+        complain_about(out, "optimizer.decay_steps optimizer.decay",
+                       "decay_steps = %" PRId64 " is looked at by decay = wsd only", c->decay_steps);
     }
 }
 
@@ -144,7 +156,8 @@ static void check_optimizer(const Config *c, Complaints *out) {
     if (c->lr_scaling != LR_SCALING_NONE && c->base_batch == 0) {
         complain_about(out, "optimizer.lr_scaling optimizer.base_batch",
                        "lr_scaling needs base_batch, the global batch that lr = %g was chosen for (this run's is "
-                       "%" PRId64 ")", c->lr, c->global_batch);
+                       "%" PRId64 ")",
+                       c->lr, c->global_batch);
     }
 }
 
@@ -169,8 +182,10 @@ static void check_paths(const Config *c, Complaints *out) {
         complain_about(out, "train.eval_every data.valid", "eval_every = %" PRId64 " needs data.valid", c->eval_every);
     }
     if (!c->resume[0] || strcmp(c->resume, "weights:") == 0) {
-        complain_about(out, "checkpoint.resume", "resume = \"%s\" names nothing: auto, none, a directory, or "
-                       "weights:DIRECTORY is expected", c->resume);
+        complain_about(out, "checkpoint.resume",
+                       "resume = \"%s\" names nothing: auto, none, a directory, or "
+                       "weights:DIRECTORY is expected",
+                       c->resume);
     }
 }
 
@@ -194,15 +209,17 @@ static void check_allow(const Config *c, Complaints *out) {
 static void check_sizes(const Config *c, Complaints *out) {
     const double elements = (double)c->micro_batch * (double)c->seq_len * (double)(3 * c->ffn + 4 * c->hidden);
     if (elements > 0x1p60) {
-        complain_about(out, "train.micro_batch model.seq_len model.hidden", "micro_batch x seq_len = %" PRId64 " x %"
-                       PRId64 " tokens of %" PRId64 " are more than any memory holds", c->micro_batch, c->seq_len,
-                       c->hidden);
+        complain_about(out, "train.micro_batch model.seq_len model.hidden",
+                       "micro_batch x seq_len = %" PRId64 " x %" PRId64 " tokens of %" PRId64
+                       " are more than any memory holds",
+                       c->micro_batch, c->seq_len, c->hidden);
     }
     const double parameters = (double)c->layers * (double)c->hidden * (double)(4 * c->hidden + 3 * c->ffn);
     if (parameters > 0x1p60) {
-        complain_about(out, "model.layers model.hidden", "layers = %" PRId64 " of hidden = %" PRId64
-                       " and ffn = %" PRId64 " are more parameters than any memory holds", c->layers, c->hidden,
-                       c->ffn);
+        complain_about(out, "model.layers model.hidden",
+                       "layers = %" PRId64 " of hidden = %" PRId64 " and ffn = %" PRId64
+                       " are more parameters than any memory holds",
+                       c->layers, c->hidden, c->ffn);
     }
 }
 

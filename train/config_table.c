@@ -14,13 +14,13 @@ static const char *const scalings[] = {"none", "linear", "sqrt", NULL};
 
 #define AT(field) offsetof(Config, field)
 #define NUMBER(section, key, type, field, fallback, min, max, unit, resume, help) \
-    {section, key, type, AT(field), fallback, min, max, unit, NULL, resume, help}
+    { section, key, type, AT(field), fallback, min, max, unit, NULL, resume, help }
 #define WORD(section, key, field, fallback, choices, resume, help) \
-    {section, key, TYPE_CHOICE, AT(field), fallback, 0, 0, "", choices, resume, help}
+    { section, key, TYPE_CHOICE, AT(field), fallback, 0, 0, "", choices, resume, help }
 #define FLAG(section, key, field, fallback, resume, help) \
-    {section, key, TYPE_BOOL, AT(field), fallback, 0, 0, "", NULL, resume, help}
+    { section, key, TYPE_BOOL, AT(field), fallback, 0, 0, "", NULL, resume, help }
 #define TEXT(section, key, field, fallback, resume, help) \
-    {section, key, TYPE_TEXT, AT(field), fallback, 0, 0, "", NULL, resume, help}
+    { section, key, TYPE_TEXT, AT(field), fallback, 0, 0, "", NULL, resume, help }
 
 const Setting settings[] = {
     WORD("model", "arch", arch, "llama", archs, RESUME_REFUSE,
@@ -117,7 +117,8 @@ const Setting settings[] = {
     FLAG("data", "mask_documents", mask_documents, "no", RESUME_REFUSE,
          "documents packed in one sample do not see one another; positions restart; no loss across the border"),
 
-    TEXT("checkpoint", "dir", checkpoint_dir, "", RESUME_FREE, "default: runs/NAME/checkpoints, NAME of the config "
+    TEXT("checkpoint", "dir", checkpoint_dir, "", RESUME_FREE,
+         "default: runs/NAME/checkpoints, NAME of the config "
          "file"),
     NUMBER("checkpoint", "every", TYPE_INT64, checkpoint_every, "0", 0, SETTING_MAX_NONE, "steps", RESUME_FREE,
            "save every so many steps; 0: only at the end and when stopped"),

@@ -6,7 +6,7 @@
 #include "train/ini.h"
 
 typedef enum {
-    TYPE_INT,      /* int */
+    TYPE_INT, /* int */
     TYPE_INT64,
     TYPE_DOUBLE,
     TYPE_BOOL,     /* bool: yes or no */
@@ -21,10 +21,10 @@ typedef enum { RESUME_FREE, RESUME_WARN, RESUME_REFUSE } ResumePolicy;
 typedef struct {
     const char *section, *key;
     SettingType type;
-    size_t offset;           /* in Config */
-    const char *fallback;    /* as a user would write it */
-    double min, max;         /* of numbers */
-    const char *unit;        /* "" where none */
+    size_t offset;              /* in Config */
+    const char *fallback;       /* as a user would write it */
+    double min, max;            /* of numbers */
+    const char *unit;           /* "" where none */
     const char *const *choices; /* NULL-terminated, TYPE_CHOICE; index = enum value */
     ResumePolicy resume;
     const char *help;
@@ -49,10 +49,10 @@ const char *setting_bounds(const Setting *setting, char text[96]);
 typedef struct {
     FILE *out;
     int n;
-    const char *name;    /* of the config file, leads where no value has a place */
-    char *const *where;  /* (n_settings) place of each value, NULL: default */
-    const bool *bad;     /* (n_settings) the value did not parse; NULL: all did */
-    bool incomplete;     /* a line was refused: a value at its default may not be what the user meant */
+    const char *name;   /* of the config file, leads where no value has a place */
+    char *const *where; /* (n_settings) place of each value, NULL: default */
+    const bool *bad;    /* (n_settings) the value did not parse; NULL: all did */
+    bool incomplete;    /* a line was refused: a value at its default may not be what the user meant */
 } Complaints;
 
 /* A broken rule between settings. keys: "section.key section.key ..." of all that the rule looks at; the place of the

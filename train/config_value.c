@@ -18,8 +18,14 @@ static int parse_int64(const char *text, int64_t *value) {
     static const struct {
         const char *suffix;
         int64_t factor;
-    } suffixes[] = {{"", 1}, {"k", 1000}, {"M", 1000000}, {"G", 1000000000}, {"T", 1000000000000},
-                    {"Ki", INT64_C(1) << 10}, {"Mi", INT64_C(1) << 20}, {"Gi", INT64_C(1) << 30},
+    } suffixes[] = {{"", 1},
+                    {"k", 1000},
+                    {"M", 1000000},
+                    {"G", 1000000000},
+                    {"T", 1000000000000},
+                    {"Ki", INT64_C(1) << 10},
+                    {"Mi", INT64_C(1) << 20},
+                    {"Gi", INT64_C(1) << 30},
                     {"Ti", INT64_C(1) << 40}};
     const bool negative = *text == '-';
     const char *p = text + (*text == '-' || *text == '+');
@@ -142,9 +148,7 @@ int setting_parse(const Setting *s, Config *config, const char *text, char probl
     case TYPE_INT64: return parse_whole(s, config, text, problem);
     case TYPE_DOUBLE:
     case TYPE_DURATION: return parse_real(s, config, text, problem);
-    case TYPE_BOOL:
-        snprintf(problem, 256, "yes or no");
-        return parse_bool(text, field(s, config));
+    case TYPE_BOOL: snprintf(problem, 256, "yes or no"); return parse_bool(text, field(s, config));
     case TYPE_CHOICE: return parse_choice(s, text, field(s, config), problem);
     case TYPE_TEXT: {
         char **to = field(s, config);

@@ -29,7 +29,8 @@ static const Batch *next_windows(void *context, Error *err) {
         Batch *b = &r->batch;
         if (first + i < r->windows) {
             if (data_sample(r->source, first + i, b->tokens + i * T, b->targets + i * T, b->positions + i * T,
-                            b->doc_start + i * T, err) != 0) return NULL;
+                            b->doc_start + i * T, err) != 0)
+                return NULL;
             continue;
         }
         for (int64_t t = 0; t < T; t++) {
@@ -44,13 +45,19 @@ static const Batch *next_windows(void *context, Error *err) {
 
 double evaluate_windows(Trainer *t, const DataSource *source, int64_t windows, int64_t *tokens) {
     const Config *c = t->config;
-    WindowReader reader = {.source = source, .windows = windows, .seq_len = c->seq_len,
-                           .micro_batch = c->micro_batch, .data_size = t->grid.size[DIM_DATA],
+    WindowReader reader = {.source = source,
+                           .windows = windows,
+                           .seq_len = c->seq_len,
+                           .micro_batch = c->micro_batch,
+                           .data_size = t->grid.size[DIM_DATA],
                            .data_rank = t->grid.index[DIM_DATA]};
     const uint64_t n = (uint64_t)(c->micro_batch * c->seq_len);
     int32_t *memory = xcalloc(4 * n, sizeof *memory);
-    reader.batch = (Batch){.sequences = c->micro_batch, .tokens = memory, .targets = memory + n,
-                           .positions = memory + 2 * n, .doc_start = memory + 3 * n};
+    reader.batch = (Batch){.sequences = c->micro_batch,
+                           .tokens = memory,
+                           .targets = memory + n,
+                           .positions = memory + 2 * n,
+                           .doc_start = memory + 3 * n};
     const BatchSource batches = {.next = next_windows, .context = &reader};
     double loss = trainer_evaluate(t, &batches, ceil_div(windows, c->micro_batch * reader.data_size), tokens);
     free(memory);

@@ -24,13 +24,13 @@ typedef struct {
 
 typedef struct {
     Trainer trainer;
-    int64_t filled;  /* rows of the context that are computed */
+    int64_t filled;   /* rows of the context that are computed */
     int32_t *context; /* (seq_len) */
     int64_t n_context;
     struct Candidate {
         double logit;
         int32_t id;
-    } *candidates; /* (n_candidates) */
+    } * candidates;       /* (n_candidates) */
     int64_t n_candidates; /* the tokenizer's; a model may have more rows than that */
 } Generator;
 
@@ -171,9 +171,15 @@ static void generate(Generator *g, const Tokenizer *tokenizer, const char *promp
 
 /* The checkpoint's own model on one process. */
 static void load_config(Config *config, const CheckpointState *state, const char *step_dir, const char *threads) {
-    char *overrides[] = {"parallel.ranks=1",     "parallel.data=1",      "parallel.pipeline=1",
-                         "parallel.tensor=1",    "train.micro_batch=1",  "train.global_batch=1",
-                         "parallel.sequence_parallel=auto", "data.mask_documents=no", (char *)(uintptr_t)threads};
+    char *overrides[] = {"parallel.ranks=1",
+                         "parallel.data=1",
+                         "parallel.pipeline=1",
+                         "parallel.tensor=1",
+                         "train.micro_batch=1",
+                         "train.global_batch=1",
+                         "parallel.sequence_parallel=auto",
+                         "data.mask_documents=no",
+                         (char *)(uintptr_t)threads};
     const int n = sizeof overrides / sizeof overrides[0];
     int errors = config_load_text(config, state->config_text, step_dir, overrides, n, stderr);
     if (!errors) errors = config_resolve_world(config, 1, stderr);
@@ -215,7 +221,9 @@ static const Option options[] = {
 
 int command_generate(int argc, char **argv) {
     const CommandLine line = {.usage = "trident generate --checkpoint DIR --prompt TEXT [options]",
-                              .options = options, .n_options = sizeof options / sizeof options[0], .argc = argc,
+                              .options = options,
+                              .n_options = sizeof options / sizeof options[0],
+                              .argc = argc,
                               .argv = argv};
     char **words;
     if (command_words(&line, &words) != 0) usage_error(&line, "%s is no option", words[0]);

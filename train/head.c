@@ -26,8 +26,7 @@ static void chunk_loss(Model *m, const Chunk *chunk) {
     cross_entropy_stats(mine, m->work.logits, chunk->targets, d->vocab.first, n, d->vocab.count, d->V_local, dtype,
                         m->compute);
     if (ranks > 1) comm_all_gather(m->groups.tensor, m->work.stats, mine, 3 * n, stat, m->compute);
-    cross_entropy_combine(m->work.losses, m->work.head_lse, m->work.stats, chunk->targets, ranks, n, dtype,
-                          m->compute);
+    cross_entropy_combine(m->work.losses, m->work.head_lse, m->work.stats, chunk->targets, ranks, n, dtype, m->compute);
     sum_stats(&m->loss_sum, m->work.losses, n, dtype, m->compute);
 }
 
@@ -37,8 +36,8 @@ static void chunk_backward(Model *m, const Chunk *chunk, double grad_scale) {
     const int64_t n = chunk->rows;
     cross_entropy_backward(m->work.logits, m->work.head_lse, chunk->targets, grad_scale, d->vocab.first, n,
                            d->vocab.count, d->V_local, dtype, m->compute);
-    matmul(chunk->dx, d->C, m->work.logits, d->V_local, false, m->head_w, d->C, false, n, d->C, d->V_local, false,
-           NULL, dtype, m->compute);
+    matmul(chunk->dx, d->C, m->work.logits, d->V_local, false, m->head_w, d->C, false, n, d->C, d->V_local, false, NULL,
+           dtype, m->compute);
     matmul(m->dhead_w, d->C, m->work.logits, d->V_local, true, chunk->x, d->C, false, d->V_local, d->C, n, true, NULL,
            dtype, m->compute);
 }

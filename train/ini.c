@@ -75,8 +75,11 @@ static void add_entry(Ini *ini, int file, const char *section, const char *key, 
         ini->capacity = ini->capacity ? 2 * ini->capacity : 64;
         ini->entries = xrealloc(ini->entries, (uint64_t)ini->capacity * sizeof *ini->entries);
     }
-    ini->entries[ini->n++] = (IniEntry){.section = xstrdup(section), .key = key ? xstrdup(key) : NULL,
-                                        .value = value ? xstrdup(value) : NULL, .where = where, .file = file};
+    ini->entries[ini->n++] = (IniEntry){.section = xstrdup(section),
+                                        .key = key ? xstrdup(key) : NULL,
+                                        .value = value ? xstrdup(value) : NULL,
+                                        .where = where,
+                                        .file = file};
 }
 
 static bool has_room(Ini *ini, Source *s) {

@@ -22,8 +22,8 @@ typedef struct {
 typedef struct {
     IniEntry *entries; /* in the order of reading: later ones override */
     int n, capacity;
-    int errors;        /* printed to out as they were found, the first INI_ERRORS_SHOWN of them */
-    int files;         /* read so far */
+    int errors; /* printed to out as they were found, the first INI_ERRORS_SHOWN of them */
+    int files;  /* read so far */
     FILE *out;
 } Ini;
 

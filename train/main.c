@@ -21,7 +21,8 @@ static const struct {
     {"generate", command_generate, "generate --checkpoint DIR --prompt TEXT      text from a trained model"},
     {"tokenize", command_tokenize, "tokenize --tokenizer T --out PREFIX TEXT...  text to a token file"},
     {"inspect", command_inspect, "inspect PATH                                 what a checkpoint or token file holds"},
-    {"selftest", command_selftest, "selftest CONFIG                              proof that the layout computes the same"},
+    {"selftest", command_selftest,
+     "selftest CONFIG                              proof that the layout computes the same"},
     {"help", command_help, "help [section | section.key | COMMAND]       every setting, with unit, default and bounds"},
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
@@ -30,7 +31,7 @@ static int usage(FILE *out, int status) {
     fprintf(out, "Trident pretrains language models on a data x pipeline x tensor grid of processes.\n\n");
     for (int i = 0; i < N_COMMANDS; i++) fprintf(out, "  trident %s\n", commands[i].summary);
     fprintf(out, "\n`trident CONFIG` alone trains. `trident COMMAND --help` lists a command's options; "
-            "`trident --version` says what this is.\n");
+                 "`trident --version` says what this is.\n");
     return status;
 }
 

@@ -54,7 +54,7 @@ bool array_name_valid(const char *name) {
     for (size_t i = 0; i < length; i++) {
         if ((unsigned char)name[i] < ' ' || name[i] == 127) return false;
     }
-    return length > 0 && length < sizeof ((CheckpointArray *)NULL)->name;
+    return length > 0 && length < sizeof((CheckpointArray *)NULL)->name;
 }
 
 int64_t step_of_directory(const char *path) {
@@ -85,8 +85,8 @@ static json_t *arrays_to_json(const Manifest *manifest) {
     json_t *list = json_array();
     for (int i = 0; i < manifest->n_arrays; i++) {
         const CheckpointArray *array = &manifest->arrays[i];
-        json_array_append_new(list, json_pack("{s:s, s:s, s:o}", "name", array->name, "dtype",
-                                              dtype_name(array->dtype), "shape", integers(array->shape, array->dims)));
+        json_array_append_new(list, json_pack("{s:s, s:s, s:o}", "name", array->name, "dtype", dtype_name(array->dtype),
+                                              "shape", integers(array->shape, array->dims)));
     }
     return list;
 }
@@ -126,8 +126,9 @@ static json_t *state_to_json(const CheckpointState *state, Error *err) {
     json_object_set_new(root, "skipped", json_integer(state->skipped));
     /* JSON knows no NaN. */
     json_object_set_new(root, "last_loss", isfinite(state->last_loss) ? json_real(state->last_loss) : json_null());
-    json_object_set_new(root, "grid", json_pack("{s:i, s:i, s:i}", "tensor", state->grid_size[0], "pipeline",
-                                                state->grid_size[1], "data", state->grid_size[2]));
+    json_object_set_new(root, "grid",
+                        json_pack("{s:i, s:i, s:i}", "tensor", state->grid_size[0], "pipeline", state->grid_size[1],
+                                  "data", state->grid_size[2]));
     json_object_set_new(root, "data_fingerprint", hex64(state->data_fingerprint));
     json_object_set_new(root, "corpus_counters", integers(state->corpus_counters, state->n_corpora));
     json_error_t where;
@@ -138,7 +139,8 @@ static json_t *state_to_json(const CheckpointState *state, Error *err) {
         return NULL;
     }
     if (json_object_set_new(root, "config", json_string(state->config_text ? state->config_text : "")) != 0) {
-        error_set(err, EXIT_CHECKPOINT, "the config holds text that is not UTF-8 (a path, perhaps), which a checkpoint "
+        error_set(err, EXIT_CHECKPOINT,
+                  "the config holds text that is not UTF-8 (a path, perhaps), which a checkpoint "
                   "cannot hold");
         json_decref(root);
         return NULL;
@@ -329,8 +331,10 @@ static int check_checksum(const char *path, const char *text, size_t bytes, Erro
     const uint64_t found = XXH3_64bits_digest(hash);
     XXH3_freeState(hash);
     if (found == stated) return 0;
-    return error_set(err, EXIT_CHECKPOINT, "%s: damaged: its %zu bytes have checksum %016" PRIx64 ", it states "
-                     "%016" PRIx64, path, bytes, found, stated);
+    return error_set(err, EXIT_CHECKPOINT,
+                     "%s: damaged: its %zu bytes have checksum %016" PRIx64 ", it states "
+                     "%016" PRIx64,
+                     path, bytes, found, stated);
 }
 
 int manifest_from_text(const char *path, const char *text, size_t bytes, Manifest *manifest, Error *err) {
@@ -364,8 +368,10 @@ int manifest_read(const char *step_dir, Manifest *manifest, Error *err) {
     int rc = text ? manifest_from_text(path, text, bytes, manifest, err) : -1;
     const int64_t step = step_of_directory(step_dir);
     if (rc == 0 && step >= 0 && step != manifest->state.step) {
-        rc = error_set(err, EXIT_CHECKPOINT, "%s: is the manifest of step %" PRId64 ", but its directory says step "
-                       "%" PRId64 "; was it renamed or copied?", path, manifest->state.step, step);
+        rc = error_set(err, EXIT_CHECKPOINT,
+                       "%s: is the manifest of step %" PRId64 ", but its directory says step "
+                       "%" PRId64 "; was it renamed or copied?",
+                       path, manifest->state.step, step);
         manifest_free(manifest);
     }
     free(text);

@@ -23,8 +23,8 @@
 struct Metrics {
     int json_fd, event_fd; /* -1: not written */
     int64_t log_every, first_step;
-    bool tty, line_open;   /* line_open: a live line stands on the terminal */
-    double smoothed_ms;    /* of recent steps, for the time left */
+    bool tty, line_open; /* line_open: a live line stands on the terminal */
+    double smoothed_ms;  /* of recent steps, for the time left */
 };
 
 /* Keeps the rows up to first_step of an existing file, which a resumed run continues. */
@@ -72,8 +72,8 @@ Metrics *metrics_open(const char *dir, int64_t first_step, int64_t log_every, bo
     if (directory_make(dir, err, EXIT_DATA) != 0) return NULL;
     char *path = xasprintf("%s/metrics.jsonl", dir);
     Metrics *m = xcalloc(1, sizeof *m);
-    *m = (Metrics){.json_fd = -1, .event_fd = -1, .log_every = log_every, .first_step = first_step,
-                   .tty = isatty(STDERR_FILENO)};
+    *m = (Metrics){
+        .json_fd = -1, .event_fd = -1, .log_every = log_every, .first_step = first_step, .tty = isatty(STDERR_FILENO)};
     bool good = (first_step == 0 ? set_aside(dir, path, err) : cut_back(path, first_step, err)) == 0;
     if (good) {
         m->json_fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
@@ -101,15 +101,16 @@ static void write_json(Metrics *m, const StepMetrics *r) {
     const struct {
         const char *key;
         double value;
-    } numbers[] = {{"loss", r->loss}, {"grad_norm", r->grad_norm}, {"lr", r->lr},
-                   {"tokens_per_s", r->tokens_per_s}, {"step_ms", r->step_ms}, {"data_wait_ms", r->data_wait_ms},
-                   {"mfu", r->mfu}};
+    } numbers[] = {
+        {"loss", r->loss},       {"grad_norm", r->grad_norm},       {"lr", r->lr},  {"tokens_per_s", r->tokens_per_s},
+        {"step_ms", r->step_ms}, {"data_wait_ms", r->data_wait_ms}, {"mfu", r->mfu}};
     int n = snprintf(line, sizeof line, "{\"step\": %" PRId64, r->step);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         n += format_number(line + n, sizeof line - (size_t)n, numbers[i].key, numbers[i].value);
     }
-    n += snprintf(line + n, sizeof line - (size_t)n, ", \"tokens\": %" PRId64 ", \"mem_bytes\": %" PRId64
-                  ", \"skipped\": %" PRId64, r->tokens, r->mem_bytes, r->skipped);
+    n += snprintf(line + n, sizeof line - (size_t)n,
+                  ", \"tokens\": %" PRId64 ", \"mem_bytes\": %" PRId64 ", \"skipped\": %" PRId64, r->tokens,
+                  r->mem_bytes, r->skipped);
     if (!isnan(r->valid_loss)) n += format_number(line + n, sizeof line - (size_t)n, "valid_loss", r->valid_loss);
     n += snprintf(line + n, sizeof line - (size_t)n, "}\n");
     Error err;
@@ -124,8 +125,11 @@ static void write_event(Metrics *m, const StepMetrics *r) {
     if (m->event_fd < 0) return;
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    EventScalar scalars[5] = {{"train/loss", r->loss}, {"train/grad_norm", r->grad_norm}, {"train/lr", r->lr},
-                              {"train/tokens_per_s", r->tokens_per_s}, {"valid/loss", r->valid_loss}};
+    EventScalar scalars[5] = {{"train/loss", r->loss},
+                              {"train/grad_norm", r->grad_norm},
+                              {"train/lr", r->lr},
+                              {"train/tokens_per_s", r->tokens_per_s},
+                              {"valid/loss", r->valid_loss}};
     Error err;
     const int n = isnan(r->valid_loss) ? 4 : 5;
     if (event_file_write(m->event_fd, r->step, (double)now.tv_sec + 1e-9 * (double)now.tv_nsec, scalars, n, &err)) {
@@ -166,8 +170,10 @@ static void show(Metrics *m, const StepMetrics *r) {
     }
     format_duration(left, (double)(r->total_steps - r->step) * m->smoothed_ms * 1e-3);
     if (!isnan(r->mfu)) snprintf(mfu, sizeof mfu, " mfu %.1f%%", 100.0 * r->mfu);
-    int n = snprintf(line, sizeof line, "step %" PRId64 "/%" PRId64 " loss %.4f norm %.3g lr %.3g %.0f tok/s%s mem %.1f MB "
-                     "left %s", r->step, r->total_steps, r->loss, r->grad_norm, r->lr, r->tokens_per_s, mfu,
+    int n = snprintf(line, sizeof line,
+                     "step %" PRId64 "/%" PRId64 " loss %.4f norm %.3g lr %.3g %.0f tok/s%s mem %.1f MB "
+                     "left %s",
+                     r->step, r->total_steps, r->loss, r->grad_norm, r->lr, r->tokens_per_s, mfu,
                      (double)r->mem_bytes * 1e-6, left);
     if (!isnan(r->valid_loss)) snprintf(line + n, sizeof line - (size_t)n, " valid %.4f", r->valid_loss);
     clear_line(m);

@@ -11,15 +11,15 @@
 typedef struct Metrics Metrics;
 
 typedef struct {
-    int64_t step;          /* steps done, from 1 */
+    int64_t step; /* steps done, from 1 */
     int64_t total_steps;
     double loss, grad_norm, lr;
-    int64_t tokens;        /* trained on so far */
+    int64_t tokens; /* trained on so far */
     double tokens_per_s, step_ms, data_wait_ms;
-    double mfu;            /* 0..1; NAN: peak not known */
-    int64_t mem_bytes;     /* planned = used, the largest of all ranks */
-    int64_t skipped;       /* steps skipped so far */
-    double valid_loss;     /* NAN: not evaluated at this step */
+    double mfu;        /* 0..1; NAN: peak not known */
+    int64_t mem_bytes; /* planned = used, the largest of all ranks */
+    int64_t skipped;   /* steps skipped so far */
+    double valid_loss; /* NAN: not evaluated at this step */
 } StepMetrics;
 
 /* dir is made; metrics.jsonl is cut back to rows of steps <= first_step (resume; written through a temporary

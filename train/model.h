@@ -19,14 +19,14 @@
 
 typedef struct {
     int64_t B, T, N, N_local, C, D;
-    int64_t T_past;      /* tokens of the sequence before these rows, kept in the rows before (generation); else 0 */
+    int64_t T_past; /* tokens of the sequence before these rows, kept in the rows before (generation); else 0 */
     int64_t H_local, KV_local;
-    int64_t QKV_local;   /* (H_local + 2 KV_local) * D: columns of the fused query, key, value product */
+    int64_t QKV_local; /* (H_local + 2 KV_local) * D: columns of the fused query, key, value product */
     int64_t F_local;
-    int64_t up_columns;  /* F_local for gpt, 2 F_local = [gate | up] for llama */
-    int64_t V_local;     /* rows of the vocabulary tables stored here, with padding */
-    Range vocab;         /* the real ones, global ids */
-    int64_t head_rows;   /* tokens of one chunk of the loss head */
+    int64_t up_columns; /* F_local for gpt, 2 F_local = [gate | up] for llama */
+    int64_t V_local;    /* rows of the vocabulary tables stored here, with padding */
+    Range vocab;        /* the real ones, global ids */
+    int64_t head_rows;  /* tokens of one chunk of the loss head */
 } Dims;
 
 /* The parameters of one block, or their gradients. NULL where the architecture has none. */
@@ -41,21 +41,21 @@ typedef struct {
 
 /* What one block keeps of a micro-batch from forward to backward. */
 typedef struct {
-    void *x;                   /* (N_local, C) block input; NULL in the first block of a piece: the piece's input */
-    void *mean1, *rstd1, *n1;  /* (N_local), (N_local), (N_local, C) */
-    void *qkv;                 /* (N, QKV_local) after RoPE */
-    void *att, *lse;           /* (N, H_local * D), (B, H_local, T) */
-    void *x_mid;               /* (N_local, C) after attention */
+    void *x;                  /* (N_local, C) block input; NULL in the first block of a piece: the piece's input */
+    void *mean1, *rstd1, *n1; /* (N_local), (N_local), (N_local, C) */
+    void *qkv;                /* (N, QKV_local) after RoPE */
+    void *att, *lse;          /* (N, H_local * D), (B, H_local, T) */
+    void *x_mid;              /* (N_local, C) after attention */
     void *mean2, *rstd2, *n2;
-    void *pre;                 /* (N, up_columns) before the activation function */
-    void *act;                 /* (N, F_local) */
+    void *pre; /* (N, up_columns) before the activation function */
+    void *act; /* (N, F_local) */
 } BlockActivations;
 
 /* Everything of one micro-batch in flight. */
 typedef struct {
     int32_t *tokens, *targets, *positions, *doc_start; /* (N) */
-    BlockActivations *blocks; /* all blocks of the stage, chunk after chunk; owned */
-    void *x_embed;            /* (N_local, C) first piece only */
+    BlockActivations *blocks;                          /* all blocks of the stage, chunk after chunk; owned */
+    void *x_embed;                                     /* (N_local, C) first piece only */
     void *x_final, *mean_final, *rstd_final, *n_final; /* last piece only */
 } Slot;
 
@@ -75,7 +75,7 @@ typedef struct {
 
 typedef struct {
     Group *tensor, *pipeline, *data, *model, *world;
-    Group *embedding; /* first and last stage where both hold the tied embedding, else NULL */
+    Group *embedding;  /* first and last stage where both hold the tied embedding, else NULL */
     Group *kv_sharers; /* tensor ranks that hold the same key/value head, else NULL */
 } Groups;
 
@@ -86,18 +86,18 @@ typedef struct {
     Stream *compute;
     Dims dims;
     LayerMap map;
-    Range layers;          /* of this stage (one chunk) */
-    bool first, last;      /* holds the embedding; the head */
+    Range layers;     /* of this stage (one chunk) */
+    bool first, last; /* holds the embedding; the head */
     TensorTable tensors;
-    void *params, *grads;  /* flat, tensors.n_elements each */
+    void *params, *grads; /* flat, tensors.n_elements each */
     BlockTensors *blocks, *dblocks;
     void *embed_w, *positions_w, *final_w, *final_b, *head_w;
     void *dembed_w, *dpositions_w, *dfinal_w, *dfinal_b, *dhead_w;
     int n_slots;
     Slot *slots;
     Workspace work;
-    double loss_sum;       /* over unmasked tokens of the micro-batches since model_begin_step; last stage only */
-    int64_t loss_tokens;   /* how many */
+    double loss_sum;     /* over unmasked tokens of the micro-batches since model_begin_step; last stage only */
+    int64_t loss_tokens; /* how many */
 } Model;
 
 /* Dims, layer map and tensor table: no memory yet. groups may be empty (all NULL) for a plan. */

@@ -16,8 +16,8 @@ NormKind model_norm_kind(const Model *model);
 
 /* Piece input x, or what the block before left: x + delta + bias, kept in acts->x. Returns the delta of
  * this block's MLP, to be added by whoever comes next, together with the down bias. */
-const void *block_forward(Model *model, const BlockTensors *w, BlockActivations *acts, const Slot *slot,
-                          const void *x, const void *delta, const void *delta_bias);
+const void *block_forward(Model *model, const BlockTensors *w, BlockActivations *acts, const Slot *slot, const void *x,
+                          const void *delta, const void *delta_bias);
 /* dx (N_local, C): gradient of the block's output in, of its input out. */
 void block_backward(Model *model, const BlockTensors *w, const BlockTensors *dw, BlockActivations *acts,
                     const Slot *slot, const void *x, void *dx);

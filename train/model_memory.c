@@ -159,8 +159,15 @@ static void *take_work(Arena *arena, size_t bytes, const char *name) {
 }
 
 static AttentionShape attention_shape(const Dims *d) {
-    return (AttentionShape){.B = d->B, .T = d->T, .T_keys = d->T, .H = d->H_local, .KV = d->KV_local, .D = d->D,
-                            .ld_q = d->QKV_local, .ld_kv = d->QKV_local, .ld_out = d->H_local * d->D};
+    return (AttentionShape){.B = d->B,
+                            .T = d->T,
+                            .T_keys = d->T,
+                            .H = d->H_local,
+                            .KV = d->KV_local,
+                            .D = d->D,
+                            .ld_q = d->QKV_local,
+                            .ld_kv = d->QKV_local,
+                            .ld_out = d->H_local * d->D};
 }
 
 static void take_workspace(Model *m, Arena *arena, const Taker *t, bool training) {
@@ -196,7 +203,8 @@ static void take_workspace(Model *m, Arena *arena, const Taker *t, bool training
 }
 
 void model_take(Model *model, Arena *arena, int n_slots, bool training) {
-    Taker t = {.arena = arena, .element = dtype_size(model->config->dtype),
+    Taker t = {.arena = arena,
+               .element = dtype_size(model->config->dtype),
                .stat = dtype_size(stat_dtype(model->config->dtype))};
     take_parameters(model, arena, training);
     if (!model->slots) model->slots = xcalloc((uint64_t)n_slots, sizeof *model->slots);

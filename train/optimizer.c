@@ -10,7 +10,8 @@
 
 void optimizer_init(Optimizer *optimizer, const Config *config) {
     const bool adamw = config->optimizer == OPTIMIZER_ADAMW;
-    *optimizer = (Optimizer){.config = config, .states = adamw ? 2 : 1,
+    *optimizer = (Optimizer){.config = config,
+                             .states = adamw ? 2 : 1,
                              .state_names = {adamw ? "adam_m" : "momentum", adamw ? "adam_v" : NULL}};
 }
 
@@ -62,7 +63,11 @@ void optimizer_step(Optimizer *o, const TensorTable *tensors, void *params, cons
                     double lr, double grad_scale, Stream *stream) {
     const Config *c = o->config;
     const DType dtype = c->dtype;
-    AdamwStep step = {.lr = lr, .beta1 = c->beta1, .beta2 = c->beta2, .eps = c->eps, .grad_scale = grad_scale,
+    AdamwStep step = {.lr = lr,
+                      .beta1 = c->beta1,
+                      .beta2 = c->beta2,
+                      .eps = c->eps,
+                      .grad_scale = grad_scale,
                       .bias_correction1 = 1.0 - pow(c->beta1, (double)(update + 1)),
                       .bias_correction2 = 1.0 - pow(c->beta2, (double)(update + 1))};
     for (int i = 0; i < tensors->n; i++) {

@@ -10,8 +10,8 @@
 /* An optimizer keeps `states` flat arrays as long as the parameters. */
 typedef struct {
     const Config *config;
-    int states;                  /* adamw: 2 (m, v); sgd: 1 (momentum) */
-    const char *state_names[2];  /* "adam_m", "adam_v"; "momentum": prefixes in checkpoints */
+    int states;                 /* adamw: 2 (m, v); sgd: 1 (momentum) */
+    const char *state_names[2]; /* "adam_m", "adam_v"; "momentum": prefixes in checkpoints */
     void *state[2];
 } Optimizer;
 

@@ -67,9 +67,7 @@ void pipeline_free(Pipeline *p) {
 }
 
 /* direction: +1 the stage after, -1 the stage before. */
-static int neighbour(const Pipeline *p, int direction) {
-    return p->model->grid->index[DIM_PIPELINE] + direction;
-}
+static int neighbour(const Pipeline *p, int direction) { return p->model->grid->index[DIM_PIPELINE] + direction; }
 
 /* A send or receive step: its buffer, and the events around it. */
 typedef struct {
@@ -169,8 +167,7 @@ static void reduce(Pipeline *p) {
     if (!m->groups.data || group_size(m->groups.data) == 1) return;
     event_record(p->grads_ready, p->compute);
     stream_wait_event(p->lanes[LANE_DATA], p->grads_ready);
-    comm_all_reduce(m->groups.data, m->grads, m->tensors.n_elements, m->config->dtype, COMM_SUM,
-                    p->lanes[LANE_DATA]);
+    comm_all_reduce(m->groups.data, m->grads, m->tensors.n_elements, m->config->dtype, COMM_SUM, p->lanes[LANE_DATA]);
     event_record(p->grads_reduced, p->lanes[LANE_DATA]);
     stream_wait_event(p->compute, p->grads_reduced);
 }

@@ -97,12 +97,13 @@ void preflight_memory(const Trainer *t) {
     for (int owner = 0; owner < OWNER_COUNT; owner++) {
         gib[owner] = (double)arena_owner_bytes(&t->arena, (MemoryOwner)owner) * 0x1p-30;
     }
-    die(EXIT_LAUNCH, "out of memory: %d rank%s on this host need%s %.3g GiB, but this host has %.3g GiB left. This "
+    die(EXIT_LAUNCH,
+        "out of memory: %d rank%s on this host need%s %.3g GiB, but this host has %.3g GiB left. This "
         "rank's plan: parameters %.3g GiB, gradients %.3g, optimizer %.3g, activations %.3g, communication %.3g, "
         "workspace %.3g. More hosts, more tensor or pipeline ranks, or a smaller train.micro_batch or model make it fit",
-        ranks_here, ranks_here == 1 ? "" : "s", ranks_here == 1 ? "s" : "",
-        needed * 0x1p-30, available * 0x1p-30, gib[OWNER_PARAMETERS], gib[OWNER_GRADIENTS], gib[OWNER_OPTIMIZER],
-        gib[OWNER_ACTIVATIONS], gib[OWNER_COMMUNICATION], gib[OWNER_WORKSPACE]);
+        ranks_here, ranks_here == 1 ? "" : "s", ranks_here == 1 ? "s" : "", needed * 0x1p-30, available * 0x1p-30,
+        gib[OWNER_PARAMETERS], gib[OWNER_GRADIENTS], gib[OWNER_OPTIMIZER], gib[OWNER_ACTIVATIONS],
+        gib[OWNER_COMMUNICATION], gib[OWNER_WORKSPACE]);
 }
 
 /* ---- disk ---- */
@@ -119,8 +120,10 @@ int preflight_disk(const Trainer *t, Error *err) {
     const double room = (double)facts.f_bavail * (double)facts.f_frsize;
     const double needed = (double)model_parameters(c) * (double)dtype_size(c->dtype) * (1.0 + t->optimizer.states);
     if (room < needed) {
-        log_warn(LOG_CKPT, "checkpoint.dir = %s: a checkpoint takes %.4g MB, but only %.4g MB are free there: saving will "
-                 "fail", dir, needed * 1e-6, room * 1e-6);
+        log_warn(LOG_CKPT,
+                 "checkpoint.dir = %s: a checkpoint takes %.4g MB, but only %.4g MB are free there: saving will "
+                 "fail",
+                 dir, needed * 1e-6, room * 1e-6);
     }
     return 0;
 }

@@ -38,15 +38,18 @@ static int64_t tokenizer_size(const char *spec) {
 
 static DataSource *open_source(const Config *c, const char *key, const char *spec, bool shuffle) {
     Error err;
-    const DataOptions options = {.spec = spec, .seq_len = c->seq_len, .vocab = c->vocab, .seed = c->seed,
-                                 .mask_documents = c->mask_documents, .shuffle = shuffle};
+    const DataOptions options = {.spec = spec,
+                                 .seq_len = c->seq_len,
+                                 .vocab = c->vocab,
+                                 .seed = c->seed,
+                                 .mask_documents = c->mask_documents,
+                                 .shuffle = shuffle};
     DataSource *source = data_open(&options, &err);
     if (!source) stop_on_data(key, &err);
     return source;
 }
 
-void prepare(Prepared *p, const char *path, char *const *overrides, int n_overrides, bool with_train,
-             bool with_valid) {
+void prepare(Prepared *p, const char *path, char *const *overrides, int n_overrides, bool with_train, bool with_valid) {
     memset(p, 0, sizeof *p);
     Config *c = &p->config;
     stop_on(config_load(c, path, overrides, n_overrides, stderr));

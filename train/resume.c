@@ -51,8 +51,8 @@ static char *numerics_text(const Trainer *t) {
 static char *extra_state(const Trainer *t, const DataSource *source, const int64_t *drawn) {
     json_t *corpora = json_array();
     for (int i = 0; i < data_corpora(source); i++) {
-        int failed = json_array_append_new(corpora, json_pack("{s:s, s:I}", "path", data_corpus_path(source, i),
-                                                              "drawn", (json_int_t)drawn[i]));
+        int failed = json_array_append_new(
+            corpora, json_pack("{s:s, s:I}", "path", data_corpus_path(source, i), "drawn", (json_int_t)drawn[i]));
         if (failed) die(EXIT_INTERNAL, "%s: this path is not valid UTF-8", data_corpus_path(source, i));
     }
     char *numerics = numerics_text(t);
@@ -129,8 +129,10 @@ static int count_refusals(const Trainer *t, const CheckpointState *state, const 
 
 void resume_check_model(const Trainer *t, const CheckpointState *state, const char *step_dir) {
     if (count_refusals(t, state, "model", NULL) == 0) return;
-    die(EXIT_CHECKPOINT, "%s holds the weights of another model (above); change [model], or name the settings in "
-        "checkpoint.allow", step_dir);
+    die(EXIT_CHECKPOINT,
+        "%s holds the weights of another model (above); change [model], or name the settings in "
+        "checkpoint.allow",
+        step_dir);
 }
 
 /* *differ: settings that the coming steps depend on are not those of the steps before. */
@@ -138,13 +140,16 @@ static void check_may_continue(const Trainer *t, const DataSource *source, const
                                const char *step_dir, bool *differ) {
     const Config *c = t->config;
     if (count_refusals(t, state, NULL, differ)) {
-        die(EXIT_CHECKPOINT, "%s was written by a run with other settings (above); change them back, name them in "
-            "checkpoint.allow, or start anew with checkpoint.resume = none and another checkpoint.dir", step_dir);
+        die(EXIT_CHECKPOINT,
+            "%s was written by a run with other settings (above); change them back, name them in "
+            "checkpoint.allow, or start anew with checkpoint.resume = none and another checkpoint.dir",
+            step_dir);
     }
     if (state->data_fingerprint != data_fingerprint(source) && !allowed(c, "data.train")) {
-        die(EXIT_CHECKPOINT, "the files of data.train = %s are not those that %s was trained on (fingerprint "
-            "%016" PRIx64 ", was %016" PRIx64 "); checkpoint.allow = data.train accepts that", c->train_data, step_dir,
-            data_fingerprint(source), state->data_fingerprint);
+        die(EXIT_CHECKPOINT,
+            "the files of data.train = %s are not those that %s was trained on (fingerprint "
+            "%016" PRIx64 ", was %016" PRIx64 "); checkpoint.allow = data.train accepts that",
+            c->train_data, step_dir, data_fingerprint(source), state->data_fingerprint);
     }
 }
 
@@ -154,14 +159,18 @@ static void print_promise(const Trainer *t, const CheckpointState *state, const 
     const char *before = json_string_value(json_object_get(extra, "numerics"));
     char *numerics = numerics_text(t);
     if (then[0] != now[DIM_TENSOR] || then[1] != now[DIM_PIPELINE] || then[2] != now[DIM_DATA]) {
-        log_info(LOG_CKPT, "written by tensor %d x pipeline %d x data %d: the state is bit-equal, later sums round "
-                 "differently", then[0], then[1], then[2]);
+        log_info(LOG_CKPT,
+                 "written by tensor %d x pipeline %d x data %d: the state is bit-equal, later sums round "
+                 "differently",
+                 then[0], then[1], then[2]);
     } else if (!before || strcmp(before, numerics) != 0) {
-        log_info(LOG_CKPT, "same layout, but written with %s, now %s: the state is bit-equal, later sums may round "
-                 "differently", before ? before : "another program", numerics);
+        log_info(LOG_CKPT,
+                 "same layout, but written with %s, now %s: the state is bit-equal, later sums may round "
+                 "differently",
+                 before ? before : "another program", numerics);
     } else if (differ) {
         log_info(LOG_CKPT, "same layout, but other settings (above): the state is bit-equal, what follows is not that "
-                 "of the old ones");
+                           "of the old ones");
     } else {
         log_info(LOG_CKPT, "same layout: the run goes on with the bits of one that was never stopped");
     }
@@ -223,17 +232,17 @@ int save_run(Trainer *t, const DataSource *source, double last_loss, Error *err)
     const Config *c = t->config;
     if (trainer_check_replicas(t, err) != 0) return -1;
     int64_t *drawn = xcalloc((uint64_t)data_corpora(source), sizeof *drawn);
-    CheckpointState state = {.step = t->step,
-                             .samples = t->step * c->global_batch,
-                             .tokens = t->step * c->global_batch * c->seq_len,
-                             .skipped = t->skipped,
-                             .config_text = config_text(c),
-                             .data_fingerprint = data_fingerprint(source),
-                             .n_corpora = data_corpora(source),
-                             .corpus_counters = drawn,
-                             .last_loss = last_loss,
-                             .grid_size = {t->grid.size[DIM_TENSOR], t->grid.size[DIM_PIPELINE],
-                                           t->grid.size[DIM_DATA]}};
+    CheckpointState state = {
+        .step = t->step,
+        .samples = t->step * c->global_batch,
+        .tokens = t->step * c->global_batch * c->seq_len,
+        .skipped = t->skipped,
+        .config_text = config_text(c),
+        .data_fingerprint = data_fingerprint(source),
+        .n_corpora = data_corpora(source),
+        .corpus_counters = drawn,
+        .last_loss = last_loss,
+        .grid_size = {t->grid.size[DIM_TENSOR], t->grid.size[DIM_PIPELINE], t->grid.size[DIM_DATA]}};
     data_counters(source, state.samples, drawn);
     state.extra_json = extra_state(t, source, drawn);
     int n;

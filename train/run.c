@@ -42,10 +42,10 @@ typedef struct {
     Prepared *prepared;
     Launch *launch;
     Loader *loader;
-    Metrics *metrics;      /* rank 0 only */
-    double peak_flops;     /* of all ranks' cores together */
-    int64_t mem_bytes;     /* largest arena of all ranks */
-    double data_wait_s;    /* of the present step */
+    Metrics *metrics;   /* rank 0 only */
+    double peak_flops;  /* of all ranks' cores together */
+    int64_t mem_bytes;  /* largest arena of all ranks */
+    double data_wait_s; /* of the present step */
     double last_loss;
 } Run;
 
@@ -91,8 +91,10 @@ static void print_start(const Run *run, int threads) {
              c->arch == ARCH_GPT ? "gpt" : "llama", model_parameters(c), dtype_name(c->dtype), t->grid.world_size,
              t->grid.world_size == 1 ? "" : "s", launch_kind(run->launch), threads, threads == 1 ? "" : "s",
              kernels_path());
-    log_info(LOG_MEM, "rank 0 holds %zu bytes: parameters %zu, gradients %zu, optimizer %zu, activations %zu, "
-             "communication %zu, workspace %zu", t->arena.bytes, arena_owner_bytes(&t->arena, OWNER_PARAMETERS),
+    log_info(LOG_MEM,
+             "rank 0 holds %zu bytes: parameters %zu, gradients %zu, optimizer %zu, activations %zu, "
+             "communication %zu, workspace %zu",
+             t->arena.bytes, arena_owner_bytes(&t->arena, OWNER_PARAMETERS),
              arena_owner_bytes(&t->arena, OWNER_GRADIENTS), arena_owner_bytes(&t->arena, OWNER_OPTIMIZER),
              arena_owner_bytes(&t->arena, OWNER_ACTIVATIONS), arena_owner_bytes(&t->arena, OWNER_COMMUNICATION),
              arena_owner_bytes(&t->arena, OWNER_WORKSPACE));
@@ -145,13 +147,15 @@ static void check_skipped(Run *run, const StepResult *r) {
     const Trainer *t = &run->trainer;
     if (!r->skipped) return;
     if (run->metrics) {
-        metrics_note(run->metrics, "step %" PRId64 " skipped on all ranks: loss %g, gradient norm %g, %" PRId64
-                     " unmasked tokens", t->step, r->loss, r->grad_norm, r->tokens);
+        metrics_note(run->metrics,
+                     "step %" PRId64 " skipped on all ranks: loss %g, gradient norm %g, %" PRId64 " unmasked tokens",
+                     t->step, r->loss, r->grad_norm, r->tokens);
     }
     if (t->skipped_in_row >= t->config->max_skipped) {
-        die(EXIT_NUMBERS, "%" PRId64 " steps in a row were skipped (last loss %g, gradient norm %g); "
-            "optimizer.max_skipped = %" PRId64 ". The last checkpoint is as it was", t->skipped_in_row, r->loss,
-            r->grad_norm, t->config->max_skipped);
+        die(EXIT_NUMBERS,
+            "%" PRId64 " steps in a row were skipped (last loss %g, gradient norm %g); "
+            "optimizer.max_skipped = %" PRId64 ". The last checkpoint is as it was",
+            t->skipped_in_row, r->loss, r->grad_norm, t->config->max_skipped);
     }
 }
 
@@ -160,13 +164,19 @@ static void report(Run *run, const StepResult *r, double step_s, double valid_lo
     const Config *c = t->config;
     if (!run->metrics) return;
     const double step_tokens = (double)(c->global_batch * c->seq_len);
-    const StepMetrics row = {.step = t->step, .total_steps = c->total_steps, .loss = r->loss,
-                             .grad_norm = r->grad_norm, .lr = r->lr,
+    const StepMetrics row = {.step = t->step,
+                             .total_steps = c->total_steps,
+                             .loss = r->loss,
+                             .grad_norm = r->grad_norm,
+                             .lr = r->lr,
                              .tokens = t->step * c->global_batch * c->seq_len,
-                             .tokens_per_s = step_tokens / step_s, .step_ms = 1e3 * step_s,
+                             .tokens_per_s = step_tokens / step_s,
+                             .step_ms = 1e3 * step_s,
                              .data_wait_ms = 1e3 * run->data_wait_s,
                              .mfu = model_flops_per_token(c) * step_tokens / step_s / run->peak_flops,
-                             .mem_bytes = run->mem_bytes, .skipped = t->skipped, .valid_loss = valid_loss};
+                             .mem_bytes = run->mem_bytes,
+                             .skipped = t->skipped,
+                             .valid_loss = valid_loss};
     metrics_step(run->metrics, &row);
 }
 

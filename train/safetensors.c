@@ -19,11 +19,11 @@ static const struct {
     int bits;
     DType dtype;
 } types[] = {
-    {"F64", 64, DT_F64},      {"F32", 32, DT_F32},      {"BF16", 16, DT_BF16},       {"F16", 16, DT_F16},
-    {"I32", 32, DT_I32},      {"I64", 64, DT_COUNT},    {"U64", 64, DT_COUNT},       {"U32", 32, DT_COUNT},
-    {"I16", 16, DT_COUNT},    {"U16", 16, DT_COUNT},    {"I8", 8, DT_COUNT},         {"U8", 8, DT_COUNT},
-    {"BOOL", 8, DT_COUNT},    {"C64", 64, DT_COUNT},    {"F8_E4M3", 8, DT_COUNT},    {"F8_E5M2", 8, DT_COUNT},
-    {"F8_E8M0", 8, DT_COUNT}, {"F4", 4, DT_COUNT},      {"F6_E2M3", 6, DT_COUNT},    {"F6_E3M2", 6, DT_COUNT},
+    {"F64", 64, DT_F64},          {"F32", 32, DT_F32},          {"BF16", 16, DT_BF16},    {"F16", 16, DT_F16},
+    {"I32", 32, DT_I32},          {"I64", 64, DT_COUNT},        {"U64", 64, DT_COUNT},    {"U32", 32, DT_COUNT},
+    {"I16", 16, DT_COUNT},        {"U16", 16, DT_COUNT},        {"I8", 8, DT_COUNT},      {"U8", 8, DT_COUNT},
+    {"BOOL", 8, DT_COUNT},        {"C64", 64, DT_COUNT},        {"F8_E4M3", 8, DT_COUNT}, {"F8_E5M2", 8, DT_COUNT},
+    {"F8_E8M0", 8, DT_COUNT},     {"F4", 4, DT_COUNT},          {"F6_E2M3", 6, DT_COUNT}, {"F6_E3M2", 6, DT_COUNT},
     {"F8_E4M3FNUZ", 8, DT_COUNT}, {"F8_E5M2FNUZ", 8, DT_COUNT},
 };
 enum { N_TYPES = sizeof types / sizeof types[0] };
@@ -117,8 +117,10 @@ char *safetensors_read_header(int fd, const char *path, int64_t file_bytes, int6
     if (file_read_at(fd, path, first, sizeof first, 0, err, EXIT_CHECKPOINT) != 0) return NULL;
     const uint64_t length = little_endian(first);
     if (length > (uint64_t)HEADER_BYTES_MAX || (int64_t)length > file_bytes - LENGTH_BYTES) {
-        error_set(err, EXIT_CHECKPOINT, "%s: its first 8 bytes announce a header of %" PRIu64 " bytes; the file has %"
-                  PRId64 ", the format allows %" PRId64, path, length, file_bytes, HEADER_BYTES_MAX);
+        error_set(err, EXIT_CHECKPOINT,
+                  "%s: its first 8 bytes announce a header of %" PRIu64 " bytes; the file has %" PRId64
+                  ", the format allows %" PRId64,
+                  path, length, file_bytes, HEADER_BYTES_MAX);
         return NULL;
     }
     *header_bytes = LENGTH_BYTES + (int64_t)length;
@@ -172,8 +174,10 @@ static int parse_entry(const char *path, const char *name, const json_t *value, 
     entry->first_byte = header_bytes + begin;
     entry->bytes = end - begin;
     if (described_bytes(entry, types[kind].bits) != entry->bytes) {
-        return error_set(err, EXIT_CHECKPOINT, "%s: tensor \"%s\" has %" PRId64 " bytes, which its dtype %s and its "
-                         "shape do not give", path, name, entry->bytes, entry->type);
+        return error_set(err, EXIT_CHECKPOINT,
+                         "%s: tensor \"%s\" has %" PRId64 " bytes, which its dtype %s and its "
+                         "shape do not give",
+                         path, name, entry->bytes, entry->type);
     }
     return 0;
 }
@@ -211,8 +215,10 @@ static int check_partition(const char *path, const Safetensors *file, int64_t he
     for (int i = 0; i < file->n; i++) {
         const SafetensorsEntry *entry = &file->entries[i];
         if (entry->first_byte != expected) {
-            return error_set(err, EXIT_CHECKPOINT, "%s: tensor \"%s\" begins at byte %" PRId64 ", the one before it "
-                             "ends at %" PRId64, path, entry->name, entry->first_byte, expected);
+            return error_set(err, EXIT_CHECKPOINT,
+                             "%s: tensor \"%s\" begins at byte %" PRId64 ", the one before it "
+                             "ends at %" PRId64,
+                             path, entry->name, entry->first_byte, expected);
         }
         expected += entry->bytes;
     }
@@ -221,8 +227,8 @@ static int check_partition(const char *path, const Safetensors *file, int64_t he
                      expected);
 }
 
-int safetensors_parse(const char *path, const char *header, int64_t header_bytes, int64_t file_bytes,
-                      Safetensors *file, Error *err) {
+int safetensors_parse(const char *path, const char *header, int64_t header_bytes, int64_t file_bytes, Safetensors *file,
+                      Error *err) {
     *file = (Safetensors){0};
     json_error_t where;
     const char *text = header + LENGTH_BYTES;

@@ -39,8 +39,8 @@ char *safetensors_read_header(int fd, const char *path, int64_t file_bytes, int6
 /* header: header_bytes bytes as safetensors_read_header gives them. Refuses everything that the format forbids:
  * holes, overlaps, trailing bytes, sizes that do not follow from shape and type, names that come twice. -1 with
  * err (EXIT_CHECKPOINT), nothing to free then. */
-int safetensors_parse(const char *path, const char *header, int64_t header_bytes, int64_t file_bytes,
-                      Safetensors *file, Error *err);
+int safetensors_parse(const char *path, const char *header, int64_t header_bytes, int64_t file_bytes, Safetensors *file,
+                      Error *err);
 void safetensors_free(Safetensors *file);
 
 #endif

@@ -101,7 +101,7 @@ static void check_memory(const Arena *arena) {
         const size_t used = arena_high_water(arena, i);
         if (used == arena->entries[i].bytes) continue;
         fprintf(stderr, "the buffer \"%s\" has %zu bytes in the memory plan, but only %zu were used\n",
-            arena->entries[i].name, arena->entries[i].bytes, used);
+                arena->entries[i].name, arena->entries[i].bytes, used);
     }
 }
 
@@ -140,7 +140,8 @@ static char *pack_parts(const Trial *trial, int64_t *bytes) {
     for (int i = 0; i < t->model.tensors.n; i++) {
         const Tensor *tensor = &t->model.tensors.list[i];
         if (!tensor->counted || t->grid.index[DIM_DATA] != 0) continue;
-        PartHeader h = {.shape = {tensor->shape[0], tensor->shape[1]}, .count = {tensor->local[0], tensor->local[1]},
+        PartHeader h = {.shape = {tensor->shape[0], tensor->shape[1]},
+                        .count = {tensor->local[0], tensor->local[1]},
                         .real_count = tensor_real_count(tensor)};
         memcpy(h.name, tensor->name, sizeof h.name);
         if (tensor->split != SPLIT_NONE) {
@@ -186,8 +187,7 @@ static void add_part(const PartHeader *h, const double *values, const double *wh
 }
 
 /* kind: 0 gradient, 1 parameter. */
-static Difference compare_tensor(const Trial *alone, const Tensor *tensor, const char *parts, int64_t bytes,
-                                 int kind) {
+static Difference compare_tensor(const Trial *alone, const Tensor *tensor, const char *parts, int64_t bytes, int kind) {
     Difference d = {0};
     const Trainer *t = &alone->trainer;
     double *whole = xmalloc((uint64_t)tensor->count * sizeof *whole);
@@ -381,13 +381,17 @@ static const Option options[] = {
 
 int command_selftest(int argc, char **argv) {
     const CommandLine line = {.usage = "trident selftest CONFIG [--own-model] [--steps N] [--set section.key=value]...",
-                              .options = options, .n_options = sizeof options / sizeof options[0], .argc = argc,
+                              .options = options,
+                              .n_options = sizeof options / sizeof options[0],
+                              .argc = argc,
                               .argv = argv};
     char **words, **user;
     if (command_words(&line, &words) != 1) usage_error(&line, "one config file is expected");
     Prepared prepared;
-    Request request = {.path = words[0], .own_model = option_value(&line, "--own-model") != NULL,
-                       .steps = option_int(&line, "--steps", 5, 1, 100000), .config = &prepared.config};
+    Request request = {.path = words[0],
+                       .own_model = option_value(&line, "--own-model") != NULL,
+                       .steps = option_int(&line, "--steps", 5, 1, 100000),
+                       .config = &prepared.config};
     request.n_user = option_values(&line, "--set", &user);
     request.user = user;
     prepare(&prepared, request.path, request.user, request.n_user, false, false);

@@ -35,8 +35,8 @@ static Tensor *add(Builder *b, const char *name, int64_t rows, int64_t columns, 
     }
     b->joined[table->n] = false;
     Tensor *t = &table->list[table->n++];
-    *t = (Tensor){.dims = columns > 0 ? 2 : 1, .shape = {rows, columns > 0 ? columns : 1}, .split = split,
-                  .sharers = 1};
+    *t = (Tensor){
+        .dims = columns > 0 ? 2 : 1, .shape = {rows, columns > 0 ? columns : 1}, .split = split, .sharers = 1};
     snprintf(t->name, sizeof t->name, "%s", name);
     t->local[0] = t->shape[0];
     t->local[1] = t->shape[1];
@@ -158,7 +158,10 @@ static void place(Builder *b) {
 TensorTable tensor_table_make(const Config *config, const Grid *grid, const Range *layers, int chunks, bool has_embed,
                               bool has_head) {
     TensorTable table = {0};
-    Builder b = {.config = config, .grid = grid, .table = &table, .ranks = grid->size[DIM_TENSOR],
+    Builder b = {.config = config,
+                 .grid = grid,
+                 .table = &table,
+                 .ranks = grid->size[DIM_TENSOR],
                  .rank = grid->index[DIM_TENSOR]};
     if (has_embed) {
         add_vocabulary(&b, "embed.weight");

@@ -36,7 +36,7 @@ typedef struct {
 typedef struct {
     Tensor *list;
     int n;
-    int64_t n_elements;     /* of the flat arrays, with alignment gaps (always zero) */
+    int64_t n_elements;      /* of the flat arrays, with alignment gaps (always zero) */
     int64_t n_tensor_summed; /* the first elements hold all tensors with sum_over_tensor */
 } TensorTable;
 

@@ -168,8 +168,10 @@ StepResult trainer_step(Trainer *t, const BatchSource *source, bool stop_request
     const int64_t update = t->step - t->skipped;
     /* The backward pass divided by all tokens of the batch; the mean is over the unmasked ones. */
     const double correction = batch_tokens / sums[SUM_TOKENS];
-    StepResult r = {.loss = sums[SUM_LOSS] / sums[SUM_TOKENS], .grad_norm = sqrt(sums[SUM_SQUARES]) * correction,
-                    .lr = learning_rate(c, update), .tokens = (int64_t)sums[SUM_TOKENS],
+    StepResult r = {.loss = sums[SUM_LOSS] / sums[SUM_TOKENS],
+                    .grad_norm = sqrt(sums[SUM_SQUARES]) * correction,
+                    .lr = learning_rate(c, update),
+                    .tokens = (int64_t)sums[SUM_TOKENS],
                     .stop = sums[SUM_STOPS] > 0.0};
     r.skipped = r.tokens == 0 || !isfinite(r.loss) || !isfinite(r.grad_norm);
     if (!r.skipped) {

@@ -14,8 +14,8 @@
 typedef struct {
     const Config *config;
     Grid grid;
-    Seat *seats;  /* (world_size), owned; NULL for a trainer of one rank */
-    Comm *comm;   /* NULL: one rank */
+    Seat *seats; /* (world_size), owned; NULL for a trainer of one rank */
+    Comm *comm;  /* NULL: one rank */
     Groups groups;
     Stream *lanes[LANE_COUNT];
     Schedule schedule;
@@ -31,9 +31,9 @@ typedef struct {
     double loss;      /* mean over the unmasked tokens of the global batch */
     double grad_norm; /* of the mean gradient, before clipping */
     double lr;
-    int64_t tokens;   /* unmasked */
-    bool skipped;     /* non-finite, or no unmasked token: nothing was changed, on any rank */
-    bool stop;        /* some rank was asked to stop */
+    int64_t tokens; /* unmasked */
+    bool skipped;   /* non-finite, or no unmasked token: nothing was changed, on any rank */
+    bool stop;      /* some rank was asked to stop */
 } StepResult;
 
 /* Joins the launch's ranks into the grid of the config (placed on the hosts that are there), plans and

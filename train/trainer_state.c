@@ -73,7 +73,8 @@ static int compare_over(Trainer *t, Group *group, const char *group_name, bool (
         for (int i = 0, k = 0; i < tensors->n && rc == 0; i++) {
             if (!shared(&tensors->list[i])) continue;
             if (all[k] != all[rank * n + k]) {
-                rc = error_set(err, EXIT_NUMBERS, "%s differs between ranks 0 and %d of the %s group after step %lld, "
+                rc = error_set(err, EXIT_NUMBERS,
+                               "%s differs between ranks 0 and %d of the %s group after step %lld, "
                                "though both must hold the same bits: memory or a reduction is at fault",
                                tensors->list[i].name, rank, group_name, (long long)t->step);
             }

@@ -66,8 +66,8 @@ static AttentionShape checked_shape(const AttentionShape *shape, DType dtype) {
 void attention_forward(void *out, void *lse, const void *q, const void *k, const void *v, const AttentionShape *shape,
                        DType dtype, Stream *stream) {
     (void)stream; /* compute runs at the call on this platform */
-    AttentionArgs a = {.shape = checked_shape(shape, dtype), .out = out, .lse = lse, .q = q, .k = k, .v = v,
-                       .dtype = dtype};
+    AttentionArgs a = {
+        .shape = checked_shape(shape, dtype), .out = out, .lse = lse, .q = q, .k = k, .v = v, .dtype = dtype};
     a.scale = 1.0 / sqrt((double)a.shape.D);
     if (a.shape.B == 0 || a.shape.T == 0 || a.shape.H == 0) return;
     if (dtype == DT_F64) {
@@ -87,9 +87,18 @@ void attention_backward(void *dq, void *dk, void *dv, const void *dout, const vo
                         const void *out, const void *lse, const AttentionShape *shape, void *workspace, DType dtype,
                         Stream *stream) {
     (void)stream;
-    AttentionArgs a = {.shape = checked_shape(shape, dtype), .out = (void *)(uintptr_t)out,
-                       .lse = (void *)(uintptr_t)lse, .q = q, .k = k, .v = v, .dq = dq, .dk = dk, .dv = dv,
-                       .dout = dout, .delta = workspace, .dtype = dtype};
+    AttentionArgs a = {.shape = checked_shape(shape, dtype),
+                       .out = (void *)(uintptr_t)out,
+                       .lse = (void *)(uintptr_t)lse,
+                       .q = q,
+                       .k = k,
+                       .v = v,
+                       .dq = dq,
+                       .dk = dk,
+                       .dv = dv,
+                       .dout = dout,
+                       .delta = workspace,
+                       .dtype = dtype};
     a.scale = 1.0 / sqrt((double)a.shape.D);
     if (a.shape.B == 0 || a.shape.T_keys == 0) return;
     if (dtype == DT_F64) {

@@ -13,9 +13,9 @@ typedef struct {
     double scale;         /* 1 / sqrt(D) */
     void *out, *lse;      /* backward: read only */
     const void *q, *k, *v;
-    void *dq, *dk, *dv;   /* backward */
+    void *dq, *dk, *dv; /* backward */
     const void *dout;
-    void *delta;          /* backward: (B, H, T) row sums of dout * out, stat dtype */
+    void *delta; /* backward: (B, H, T) row sums of dout * out, stat dtype */
     DType dtype;
     int64_t task_heads, task_tokens; /* forward: query rows of one task, per key head */
 } AttentionArgs;

@@ -14,9 +14,9 @@
 #include "kernels/cpu/simd_avx2.h"
 
 enum {
-    KEYS = 96,         /* of a block; a multiple of 6 and of 16 */
+    KEYS = 96,          /* of a block; a multiple of 6 and of 16 */
     FORWARD_ROWS = 132, /* of a forward task */
-    QUERIES = 48,      /* of a backward tile; a multiple of 6 */
+    QUERIES = 48,       /* of a backward tile; a multiple of 6 */
     FORWARD_GROUPS = FORWARD_ROWS / TILE_ROWS
 };
 
@@ -55,13 +55,13 @@ static void pack_rows(float *to, const float *from, int64_t ld, int64_t n, int64
 
 typedef struct {
     int64_t rows, groups, D, Dp;
-    int64_t first[FORWARD_ROWS], end[FORWARD_ROWS];               /* keys that a row sees */
+    int64_t first[FORWARD_ROWS], end[FORWARD_ROWS];                 /* keys that a row sees */
     int64_t group_first[FORWARD_GROUPS], group_end[FORWARD_GROUPS]; /* that any row of six sees */
     float max[FORWARD_ROWS], sum[FORWARD_ROWS];
-    float q[FORWARD_ROWS * HEAD_SIZE_MAX] ALIGNED;    /* (rows, Dp), scaled */
-    float o[FORWARD_ROWS * HEAD_SIZE_MAX] ALIGNED;    /* (rows, Dp), not yet divided by sum */
-    float keys_t[HEAD_SIZE_MAX * KEYS] ALIGNED;       /* (D, KEYS) */
-    float values[KEYS * HEAD_SIZE_MAX] ALIGNED;       /* (KEYS, Dp) */
+    float q[FORWARD_ROWS * HEAD_SIZE_MAX] ALIGNED; /* (rows, Dp), scaled */
+    float o[FORWARD_ROWS * HEAD_SIZE_MAX] ALIGNED; /* (rows, Dp), not yet divided by sum */
+    float keys_t[HEAD_SIZE_MAX * KEYS] ALIGNED;    /* (D, KEYS) */
+    float values[KEYS * HEAD_SIZE_MAX] ALIGNED;    /* (KEYS, Dp) */
     float scores[TILE_ROWS * KEYS] ALIGNED;
 } ForwardTile;
 
@@ -143,8 +143,8 @@ static void forward_group(ForwardTile *f, int64_t g, int64_t j0, int64_t n) {
         mask_row(s, from, to, f->first[r] - j0, min_i64(f->end[r] - j0, n));
         softmax_row(f, r, s, from, to);
     }
-    tile_row(f->o + g * TILE_ROWS * f->Dp, f->Dp, true, f->Dp, hi - lo, f->scores + lo, KEYS, 1,
-             f->values + lo * f->Dp, f->Dp);
+    tile_row(f->o + g * TILE_ROWS * f->Dp, f->Dp, true, f->Dp, hi - lo, f->scores + lo, KEYS, 1, f->values + lo * f->Dp,
+             f->Dp);
 }
 
 static void forward_store(const ForwardTile *f, const AttentionArgs *a, const AttentionTask *t) {
@@ -192,18 +192,18 @@ void attention_forward_avx2(AttentionArgs *a) {
 
 typedef struct {
     int64_t sequence, kv_head, D, Dp;
-    int64_t first_key, n_keys;                      /* of the block */
-    float keys_t[HEAD_SIZE_MAX * KEYS] ALIGNED;     /* (D, KEYS) */
-    float values_t[HEAD_SIZE_MAX * KEYS] ALIGNED;   /* (D, KEYS) */
-    float keys[KEYS * HEAD_SIZE_MAX] ALIGNED;       /* (KEYS, Dp) */
-    float dk[KEYS * HEAD_SIZE_MAX] ALIGNED;         /* (KEYS, Dp) */
-    float dv[KEYS * HEAD_SIZE_MAX] ALIGNED;         /* (KEYS, Dp) */
-    int64_t head, token, tokens;                    /* of the tile of queries */
-    float q[QUERIES * HEAD_SIZE_MAX] ALIGNED;       /* (QUERIES, Dp), scaled */
-    float dout[QUERIES * HEAD_SIZE_MAX] ALIGNED;    /* (QUERIES, Dp) */
-    float p[QUERIES * KEYS] ALIGNED;                /* probabilities */
-    float ds[QUERIES * KEYS] ALIGNED;               /* gradient of the scaled scores */
-    float dq[TILE_ROWS * HEAD_SIZE_MAX] ALIGNED;    /* (6, Dp), to be scaled */
+    int64_t first_key, n_keys;                    /* of the block */
+    float keys_t[HEAD_SIZE_MAX * KEYS] ALIGNED;   /* (D, KEYS) */
+    float values_t[HEAD_SIZE_MAX * KEYS] ALIGNED; /* (D, KEYS) */
+    float keys[KEYS * HEAD_SIZE_MAX] ALIGNED;     /* (KEYS, Dp) */
+    float dk[KEYS * HEAD_SIZE_MAX] ALIGNED;       /* (KEYS, Dp) */
+    float dv[KEYS * HEAD_SIZE_MAX] ALIGNED;       /* (KEYS, Dp) */
+    int64_t head, token, tokens;                  /* of the tile of queries */
+    float q[QUERIES * HEAD_SIZE_MAX] ALIGNED;     /* (QUERIES, Dp), scaled */
+    float dout[QUERIES * HEAD_SIZE_MAX] ALIGNED;  /* (QUERIES, Dp) */
+    float p[QUERIES * KEYS] ALIGNED;              /* probabilities */
+    float ds[QUERIES * KEYS] ALIGNED;             /* gradient of the scaled scores */
+    float dq[TILE_ROWS * HEAD_SIZE_MAX] ALIGNED;  /* (6, Dp), to be scaled */
 } BackwardTile;
 
 /* delta = row sums of dout * out; dq = 0. */
@@ -304,8 +304,8 @@ static void backward_tile(BackwardTile *b, const AttentionArgs *a) {
         if (i >= b->tokens) break;
         tile_row(b->dv + j * b->Dp, b->Dp, true, b->Dp, b->tokens - i, b->p + i * KEYS + j, 1, KEYS,
                  b->dout + i * b->Dp, b->Dp);
-        tile_row(b->dk + j * b->Dp, b->Dp, true, b->Dp, b->tokens - i, b->ds + i * KEYS + j, 1, KEYS,
-                 b->q + i * b->Dp, b->Dp);
+        tile_row(b->dk + j * b->Dp, b->Dp, true, b->Dp, b->tokens - i, b->ds + i * KEYS + j, 1, KEYS, b->q + i * b->Dp,
+                 b->Dp);
     }
 }
 

@@ -26,7 +26,7 @@ typedef struct {
 } NAME(Row);
 
 /* Online softmax: takes keys [lo, hi) of the block into the row. */
-static void NAME(row_step)(NAME(Row) *row, REAL *s, const REAL *v, int64_t ld, int64_t lo, int64_t hi, int64_t D) {
+static void NAME(row_step)(NAME(Row) * row, REAL *s, const REAL *v, int64_t ld, int64_t lo, int64_t hi, int64_t D) {
     REAL max = row->max;
     for (int64_t j = lo; j < hi; j++) max = s[j] > max ? s[j] : max;
     REAL shrink = EXP(row->max - max); /* 0 for the first block: max starts at minus infinity */
@@ -86,7 +86,7 @@ typedef struct {
 } NAME(KeyBlock);
 
 /* Row t of one head against a block of keys: adds to dq, and to the block's dk and dv. */
-static void NAME(backward_row)(const AttentionArgs *a, NAME(KeyBlock) *b, int64_t sequence, int64_t head, int64_t t) {
+static void NAME(backward_row)(const AttentionArgs *a, NAME(KeyBlock) * b, int64_t sequence, int64_t head, int64_t t) {
     const AttentionShape *s = &a->shape;
     int64_t D = s->D, token = sequence * s->T + t, stat = (sequence * s->H + head) * s->T + t;
     int64_t lo = max_i64(attention_first_key(s, sequence, t) - b->first, 0);

@@ -17,7 +17,8 @@ typedef struct {
 #define SUFFIX f32
 #define REAL_EXP expf
 #define REAL_LOG logf
-#define SOFTMAX_STATS_ROW(...) (kernels_avx2() ? softmax_stats_row_avx2(__VA_ARGS__) : softmax_stats_row_f32(__VA_ARGS__))
+#define SOFTMAX_STATS_ROW(...) \
+    (kernels_avx2() ? softmax_stats_row_avx2(__VA_ARGS__) : softmax_stats_row_f32(__VA_ARGS__))
 #define SOFTMAX_ROW(...) (kernels_avx2() ? softmax_row_avx2(__VA_ARGS__) : softmax_row_f32(__VA_ARGS__))
 #include "kernels/cpu/cross_entropy_real.h"
 #undef REAL
@@ -45,8 +46,13 @@ void cross_entropy_stats(void *stats, const void *logits, const int32_t *targets
     (void)stream; /* compute runs at the call on this platform */
     REQUIRE(dtype == DT_F32 || dtype == DT_F64);
     REQUIRE(n >= 0 && V >= 1 && V_valid >= 0 && V_valid <= V);
-    LossArgs args = {.stats = stats, .logits = (void *)(uintptr_t)logits, .targets = targets,
-                     .vocab_first = vocab_first, .n = n, .V_valid = V_valid, .V = V};
+    LossArgs args = {.stats = stats,
+                     .logits = (void *)(uintptr_t)logits,
+                     .targets = targets,
+                     .vocab_first = vocab_first,
+                     .n = n,
+                     .V_valid = V_valid,
+                     .V = V};
     run_rows(&args, dtype == DT_F64 ? stats_chunk_f64 : stats_chunk_f32);
 }
 
@@ -70,7 +76,13 @@ void cross_entropy_backward(void *logits, const void *lse, const int32_t *target
     (void)stream;
     REQUIRE(dtype == DT_F32 || dtype == DT_F64);
     REQUIRE(n >= 0 && V >= 1 && V_valid >= 0 && V_valid <= V);
-    LossArgs args = {.logits = logits, .lse = (void *)(uintptr_t)lse, .targets = targets, .scale = scale,
-                     .vocab_first = vocab_first, .n = n, .V_valid = V_valid, .V = V};
+    LossArgs args = {.logits = logits,
+                     .lse = (void *)(uintptr_t)lse,
+                     .targets = targets,
+                     .scale = scale,
+                     .vocab_first = vocab_first,
+                     .n = n,
+                     .V_valid = V_valid,
+                     .V = V};
     run_rows(&args, dtype == DT_F64 ? backward_chunk_f64 : backward_chunk_f32);
 }

@@ -50,8 +50,7 @@ void residual_add(void *y, const void *a, const void *b, const void *bias, int64
     (void)stream; /* compute runs at the call on this platform */
     REQUIRE(dtype == DT_F32 || dtype == DT_F64);
     REQUIRE(N >= 0 && C >= 1);
-    AddArgs args = {.y = y, .a = a, .b = b, .bias = bias, .N = N, .C = C,
-                    .chunk_rows = max_i64(1, CHUNK_ELEMENTS / C)};
+    AddArgs args = {.y = y, .a = a, .b = b, .bias = bias, .N = N, .C = C, .chunk_rows = max_i64(1, CHUNK_ELEMENTS / C)};
     share_chunks(ceil_div(N, args.chunk_rows), dtype == DT_F64 ? add_chunk_f64 : add_chunk_f32, &args);
 }
 
@@ -76,7 +75,11 @@ void swiglu_backward(void *dgate_up, const void *dy, const void *gate_up, int64_
     (void)stream;
     REQUIRE(dtype == DT_F32 || dtype == DT_F64);
     REQUIRE(N >= 0 && F >= 1);
-    SwigluArgs args = {.dgate_up = dgate_up, .dy = dy, .gate_up = gate_up, .N = N, .F = F,
+    SwigluArgs args = {.dgate_up = dgate_up,
+                       .dy = dy,
+                       .gate_up = gate_up,
+                       .N = N,
+                       .F = F,
                        .chunk_rows = max_i64(1, CHUNK_ELEMENTS / F)};
     share_chunks(ceil_div(N, args.chunk_rows), dtype == DT_F64 ? swiglu_backward_chunk_f64 : swiglu_backward_chunk_f32,
                  &args);

@@ -7,7 +7,6 @@
 
 /* One row of SwiGLU; F elements of gate, up, y. */
 void swiglu_row_avx2(float *y, const float *gate, const float *up, int64_t F);
-void swiglu_backward_row_avx2(float *dgate, float *dup, const float *dy, const float *gate, const float *up,
-                              int64_t F);
+void swiglu_backward_row_avx2(float *dgate, float *dup, const float *dy, const float *gate, const float *up, int64_t F);
 
 #endif

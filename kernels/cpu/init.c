@@ -18,7 +18,7 @@ extern void openblas_set_num_threads(int threads) __attribute__((weak));
 extern char *openblas_get_config(void) __attribute__((weak));
 
 static struct {
-    int threads;         /* 0: kernels_init was not called */
+    int threads; /* 0: kernels_init was not called */
     bool force_portable, without_avx512;
     bool one_blas_caller; /* the BLAS may not be called by several threads at once */
     double peak_flops[2]; /* fp32, fp64; 0: not measured yet */
@@ -33,9 +33,11 @@ void kernels_init(int threads) {
     if (openblas_set_num_threads) openblas_set_num_threads(1);
     state.one_blas_caller = openblas_get_config && strstr(openblas_get_config(), "SINGLE_THREADED");
     if (state.one_blas_caller && threads > 1) {
-        log_warn(LOG_MAIN,
-                 "the linked OpenBLAS is a build without threads, which several threads can't call: products that go through it "
-                 "use one of this rank's %d threads; link its OpenMP or pthread build", threads);
+        log_warn(
+            LOG_MAIN,
+            "the linked OpenBLAS is a build without threads, which several threads can't call: products that go through it "
+            "use one of this rank's %d threads; link its OpenMP or pthread build",
+            threads);
     }
 }
 

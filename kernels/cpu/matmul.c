@@ -112,8 +112,19 @@ void matmul(void *C, int64_t ldc, const void *A, int64_t lda, bool trans_a, cons
     REQUIRE(kind == EPILOGUE_NONE || !accumulate);
     REQUIRE((kind != EPILOGUE_BIAS_GELU && kind != EPILOGUE_DGELU) || epilogue->aux);
     /* CBLAS refuses leading dimensions below 1, which empty matrices may have. */
-    Product p = {.C = C, .A = A, .B = B, .ldc = ldc, .lda = max_i64(lda, 1), .ldb = max_i64(ldb, 1), .M = M, .N = N,
-                 .K = K, .trans_a = trans_a, .trans_b = trans_b, .accumulate = accumulate, .epilogue = epilogue,
+    Product p = {.C = C,
+                 .A = A,
+                 .B = B,
+                 .ldc = ldc,
+                 .lda = max_i64(lda, 1),
+                 .ldb = max_i64(ldb, 1),
+                 .M = M,
+                 .N = N,
+                 .K = K,
+                 .trans_a = trans_a,
+                 .trans_b = trans_b,
+                 .accumulate = accumulate,
+                 .epilogue = epilogue,
                  .dtype = dtype};
     p.own_product = kernels_avx2() && dtype == DT_F32 && K > 0;
     if (p.own_product) {

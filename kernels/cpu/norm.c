@@ -24,15 +24,15 @@ enum { BLOCKS_MAX = 32, BLOCK_ROWS_MIN = 16 };
 #include "kernels/cpu/norm_real.h"
 
 /* The partial sums of all blocks, in their order, onto the gradients. */
-#define DEFINE_COMBINE(REAL_TYPE, name)                                              \
-    static void name(const NormBackwardArgs *a) {                                    \
-        const int64_t C = a->C, width = C * (a->layer ? 2 : 1);                      \
-        REAL_TYPE *dw = a->dw, *db = a->db;                                          \
-        for (int64_t block = 0; block < a->blocks; block++) {                        \
+#define DEFINE_COMBINE(REAL_TYPE, name)                                               \
+    static void name(const NormBackwardArgs *a) {                                     \
+        const int64_t C = a->C, width = C * (a->layer ? 2 : 1);                       \
+        REAL_TYPE *dw = a->dw, *db = a->db;                                           \
+        for (int64_t block = 0; block < a->blocks; block++) {                         \
             const REAL_TYPE *partial = (const REAL_TYPE *)a->partial + block * width; \
-            for (int64_t c = 0; c < C; c++) dw[c] += partial[c];                     \
-            for (int64_t c = 0; a->layer && c < C; c++) db[c] += partial[C + c];     \
-        }                                                                            \
+            for (int64_t c = 0; c < C; c++) dw[c] += partial[c];                      \
+            for (int64_t c = 0; a->layer && c < C; c++) db[c] += partial[C + c];      \
+        }                                                                             \
     }
 DEFINE_COMBINE(float, combine_f32)
 DEFINE_COMBINE(double, combine_f64)
@@ -46,8 +46,18 @@ void residual_norm_forward(void *x_out, void *y, void *mean, void *rstd, const v
     REQUIRE(dtype == DT_F32 || dtype == DT_F64);
     REQUIRE(N >= 0 && C >= 1 && (x_out || !delta) && (delta || !bias));
     REQUIRE((kind == NORM_LAYER) == (mean != NULL));
-    NormForwardArgs a = {.x_out = x_out, .y = y, .mean = mean, .rstd = rstd, .x = x, .delta = delta, .bias = bias,
-                         .w = w, .b = b, .eps = eps, .N = N, .C = C};
+    NormForwardArgs a = {.x_out = x_out,
+                         .y = y,
+                         .mean = mean,
+                         .rstd = rstd,
+                         .x = x,
+                         .delta = delta,
+                         .bias = bias,
+                         .w = w,
+                         .b = b,
+                         .eps = eps,
+                         .N = N,
+                         .C = C};
     a.chunk_rows = max_i64(1, CHUNK_ELEMENTS / C);
     const ChunkFunction fp32 = kernels_avx2() ? norm_forward_chunk_avx2 : norm_forward_chunk_f32;
     share_chunks(ceil_div(N, a.chunk_rows), dtype == DT_F64 ? norm_forward_chunk_f64 : fp32, &a);
@@ -63,8 +73,18 @@ void norm_backward(void *dx, void *dw, void *db, const void *dy, const void *x, 
     (void)stream;
     REQUIRE(dtype == DT_F32 || dtype == DT_F64);
     REQUIRE(N >= 0 && C >= 1 && (kind == NORM_LAYER) == (db != NULL));
-    NormBackwardArgs a = {.dx = dx, .partial = workspace, .dw = dw, .db = db, .dy = dy, .x = x, .w = w,
-                          .mean = mean, .rstd = rstd, .N = N, .C = C, .layer = kind == NORM_LAYER};
+    NormBackwardArgs a = {.dx = dx,
+                          .partial = workspace,
+                          .dw = dw,
+                          .db = db,
+                          .dy = dy,
+                          .x = x,
+                          .w = w,
+                          .mean = mean,
+                          .rstd = rstd,
+                          .N = N,
+                          .C = C,
+                          .layer = kind == NORM_LAYER};
     a.block_rows = block_rows(N);
     a.blocks = ceil_div(N, a.block_rows);
     const ChunkFunction fp32 = kernels_avx2() ? norm_backward_block_avx2 : norm_backward_block_f32;

@@ -33,8 +33,8 @@ static inline REAL NAME(row_variance)(const REAL *x, REAL mean, int64_t C) {
     return total / (REAL)C;
 }
 
-static inline void NAME(scale_row)(REAL *restrict y, const REAL *x, const REAL *w, const REAL *b, REAL mean,
-                                   REAL rstd, int64_t C) {
+static inline void NAME(scale_row)(REAL *restrict y, const REAL *x, const REAL *w, const REAL *b, REAL mean, REAL rstd,
+                                   int64_t C) {
     if (b) {
         for (int64_t c = 0; c < C; c++) y[c] = (x[c] - mean) * rstd * w[c] + b[c];
     } else {
@@ -63,8 +63,8 @@ NORM_LINKAGE void NAME(norm_forward_chunk)(void *args, int64_t index) {
 }
 
 /* Means over the row of g = dy w and of g xhat, xhat = (x - mean) rstd. */
-static inline void NAME(backward_means)(const REAL *dy, const REAL *x, const REAL *w, REAL mean, REAL rstd,
-                                        int64_t C, REAL *mean_g, REAL *mean_gx) {
+static inline void NAME(backward_means)(const REAL *dy, const REAL *x, const REAL *w, REAL mean, REAL rstd, int64_t C,
+                                        REAL *mean_g, REAL *mean_gx) {
     NAME(vec) sum_g = {0}, sum_gx = {0};
     const NAME(vec) m = NAME(vec_all)(mean), r = NAME(vec_all)(rstd);
     int64_t c = 0;

@@ -33,8 +33,14 @@ void sgd_step(void *p, void *m, const void *g, double lr, double momentum, doubl
     (void)stream;
     REQUIRE(dtype == DT_F32 || dtype == DT_F64);
     REQUIRE(n >= 0);
-    UpdateArgs args = {.p = p, .m = m, .g = g, .lr = lr, .momentum = momentum, .weight_decay = weight_decay,
-                       .grad_scale = grad_scale, .n = n};
+    UpdateArgs args = {.p = p,
+                       .m = m,
+                       .g = g,
+                       .lr = lr,
+                       .momentum = momentum,
+                       .weight_decay = weight_decay,
+                       .grad_scale = grad_scale,
+                       .n = n};
     const ChunkFunction fp32 = kernels_avx2() ? sgd_chunk_avx2 : sgd_chunk_f32;
     share_chunks(ceil_div(n, CHUNK_ELEMENTS), dtype == DT_F64 ? sgd_chunk_f64 : fp32, &args);
 }

@@ -48,8 +48,8 @@ void rope(void *x, int64_t ld, const int32_t *positions, const void *table, bool
     REQUIRE(dtype == DT_F32 || dtype == DT_F64);
     REQUIRE(N >= 0 && heads >= 0 && D >= 2 && D % 2 == 0 && D / 2 <= ROPE_HALF_MAX && ld >= heads * D);
     if (N == 0 || heads == 0) return;
-    RopeArgs a = {.x = x, .positions = positions, .table = table, .ld = ld, .N = N, .heads = heads, .D = D,
-                  .inverse = inverse};
+    RopeArgs a = {
+        .x = x, .positions = positions, .table = table, .ld = ld, .N = N, .heads = heads, .D = D, .inverse = inverse};
     a.chunk_rows = max_i64(1, CHUNK_ELEMENTS / (heads * D));
     share_chunks(ceil_div(N, a.chunk_rows), dtype == DT_F64 ? rope_chunk_f64 : rope_chunk_f32, &a);
 }

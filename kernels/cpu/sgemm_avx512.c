@@ -14,8 +14,8 @@ enum { BLOCK_K = 256, BLOCK_ROWS = 384, BLOCK_COLS = 1024, A_STRIP_STAYS = 1 };
 #define SGEMM_RECTANGLE sgemm_rectangle_avx512
 
 /* rows is a constant at each call. */
-static inline __attribute__((always_inline)) void tile_rows_x32(const int rows, float *c, int64_t ldc, bool add, int64_t K,
-                                                                const float *a, const float *b) {
+static inline __attribute__((always_inline)) void tile_rows_x32(const int rows, float *c, int64_t ldc, bool add,
+                                                                int64_t K, const float *a, const float *b) {
     __m512 sum[STRIP_ROWS][2];
     for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
     for (int64_t k = 0; k < K; k++, a += STRIP_ROWS, b += STRIP_COLS) {
@@ -33,7 +33,8 @@ static inline __attribute__((always_inline)) void tile_rows_x32(const int rows, 
     }
 }
 
-static inline void strip_tile(float *c, int64_t ldc, bool add, int64_t rows, int64_t K, const float *a, const float *b) {
+static inline void strip_tile(float *c, int64_t ldc, bool add, int64_t rows, int64_t K, const float *a,
+                              const float *b) {
     if (rows == 12) {
         tile_rows_x32(12, c, ldc, add, K, a, b);
     } else if (rows == 8) {

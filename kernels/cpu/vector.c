@@ -48,7 +48,8 @@ void squared_norm(double *sum, const void *x, int64_t n, DType dtype, Stream *st
     double partial[PARTIALS];
     const int64_t span = (int64_t)PARTIALS * CHUNK_ELEMENTS;
     for (int64_t first = 0; first < n; first += span) {
-        VectorArgs args = {.x = (const char *)x + first * (int64_t)dtype_size(dtype), .partial = partial,
+        VectorArgs args = {.x = (const char *)x + first * (int64_t)dtype_size(dtype),
+                           .partial = partial,
                            .n = min_i64(span, n - first)};
         const int64_t chunks = ceil_div(args.n, CHUNK_ELEMENTS);
         share_chunks(chunks, dtype == DT_F64 ? squares_chunk_f64 : squares_chunk_f32, &args);

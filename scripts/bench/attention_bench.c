@@ -16,14 +16,15 @@ typedef struct {
     int64_t B, T, H, KV, D;
 } Case;
 
-static const Case cases[] = {{"tiny", 8, 128, 4, 4, 32},        {"small", 8, 256, 8, 8, 32},
-                             {"124m", 4, 256, 12, 12, 64},      {"grouped", 4, 512, 16, 4, 64},
+static const Case cases[] = {{"tiny", 8, 128, 4, 4, 32},          {"small", 8, 256, 8, 8, 32},
+                             {"124m", 4, 256, 12, 12, 64},        {"grouped", 4, 512, 16, 4, 64},
                              {"long, D 128", 1, 2048, 8, 2, 128}, {"odd head 72", 4, 256, 8, 8, 72}};
 
 static float *filled(int64_t count, unsigned seed) {
     float *x = aligned_alloc(64, (size_t)round_up(count * (int64_t)sizeof(float), 64)); /* as the arena does */
     REQUIRE(x);
-    for (int64_t i = 0; i < count; i++) x[i] = (float)((((uint64_t)i + seed) * 2654435761u >> 8) & 1023) / 512.0f - 1.0f;
+    for (int64_t i = 0; i < count; i++)
+        x[i] = (float)((((uint64_t)i + seed) * 2654435761u >> 8) & 1023) / 512.0f - 1.0f;
     return x;
 }
 
@@ -44,8 +45,15 @@ static void bench_case(const Case *c, double limit_s) {
     int64_t q_width = c->H * c->D, kv_width = c->KV * c->D, ld = q_width + 2 * kv_width, N = c->B * c->T;
     float *qkv = filled(N * ld, 1), *dqkv = filled(N * ld, 2), *out = filled(N * q_width, 3);
     float *dout = filled(N * q_width, 4), *lse = filled(c->B * c->H * c->T, 5);
-    AttentionShape s = {.B = c->B, .T = c->T, .T_keys = c->T, .H = c->H, .KV = c->KV, .D = c->D, .ld_q = ld,
-                        .ld_kv = ld, .ld_out = q_width};
+    AttentionShape s = {.B = c->B,
+                        .T = c->T,
+                        .T_keys = c->T,
+                        .H = c->H,
+                        .KV = c->KV,
+                        .D = c->D,
+                        .ld_q = ld,
+                        .ld_kv = ld,
+                        .ld_out = q_width};
     void *workspace = xmalloc((uint64_t)attention_backward_workspace(&s, DT_F32));
     double begin_s = clock_s();
     int n = 0;

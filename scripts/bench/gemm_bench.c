@@ -18,9 +18,9 @@ enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112, CALLS_MAX = 2000, SHAPES = 
 
 /* M tokens, K inputs, N outputs of a linear layer. */
 static const int shapes[SHAPES][3] = {
-    {256, 256, 768},   {256, 256, 1024},  {256, 1024, 256},  {1024, 256, 768},  {1024, 256, 1024}, {1024, 1024, 256},
-    {2048, 256, 768},  {2048, 256, 1024}, {256, 768, 2304},  {1024, 768, 768},  {1024, 768, 2304}, {1024, 768, 3072},
-    {1024, 3072, 768}, {2048, 768, 3072}, {2048, 256, 8192}, {512, 128, 512},   {1024, 128, 384}};
+    {256, 256, 768},   {256, 256, 1024},  {256, 1024, 256},  {1024, 256, 768}, {1024, 256, 1024}, {1024, 1024, 256},
+    {2048, 256, 768},  {2048, 256, 1024}, {256, 768, 2304},  {1024, 768, 768}, {1024, 768, 2304}, {1024, 768, 3072},
+    {1024, 3072, 768}, {2048, 768, 3072}, {2048, 256, 8192}, {512, 128, 512},  {1024, 128, 384}};
 
 typedef struct {
     float *c, *a, *b;
@@ -44,7 +44,8 @@ static Sgemm peer_open(const char *path, int threads) {
 static float *filled(int64_t count, unsigned seed) {
     float *x = aligned_alloc(64, (size_t)round_up(count * (int64_t)sizeof(float), 64)); /* as the arena does */
     REQUIRE(x);
-    for (int64_t i = 0; i < count; i++) x[i] = (float)((((uint64_t)i + seed) * 2654435761u >> 8) & 1023) / 1024.0f - 0.5f;
+    for (int64_t i = 0; i < count; i++)
+        x[i] = (float)((((uint64_t)i + seed) * 2654435761u >> 8) & 1023) / 1024.0f - 0.5f;
     return x;
 }
 

@@ -51,8 +51,11 @@ __attribute__((constructor)) static void arm_from_environment(void) {
     const char *counter = getenv("FAULT_COUNTER");
     if (!getenv("FAULT_AT") && !getenv("FAULT_SHORT") && !counter) return;
     all_threads_count = true;
-    faults = (FaultyIo){.below = getenv("FAULT_BELOW"), .at = number("FAULT_AT"), .error = (int)number("FAULT_ERRNO"),
-                        .sticky = number("FAULT_STICKY") != 0, .short_writes = (int)number("FAULT_SHORT")};
+    faults = (FaultyIo){.below = getenv("FAULT_BELOW"),
+                        .at = number("FAULT_AT"),
+                        .error = (int)number("FAULT_ERRNO"),
+                        .sticky = number("FAULT_STICKY") != 0,
+                        .short_writes = (int)number("FAULT_SHORT")};
     if (!counter) return;
     const int fd = (int)syscall(SYS_openat, AT_FDCWD, counter, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0 || ftruncate(fd, sizeof *count) != 0) abort();

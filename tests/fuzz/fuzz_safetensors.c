@@ -8,9 +8,9 @@
  *
  * Input: two bytes, the number of data bytes behind the header; then the header's JSON. With 0xffff in front, the
  * rest is the file as it is. */
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "train/checkpoint_piece.h"

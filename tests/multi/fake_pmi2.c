@@ -104,8 +104,10 @@ static void pmi_fence(PmiServer *server, int rank) {
 static void pmi_init(const PmiServer *server, int rank) {
     char answer[256];
     int size = server->options->told_size ? server->options->told_size : server->options->ranks;
-    snprintf(answer, sizeof answer, "cmd=fullinit-response;pmi-version=2;pmi-subversion=0;rank=%d;size=%d;appnum=0;"
-             "debugged=FALSE;pmiverbose=FALSE;rc=0;", rank, size);
+    snprintf(answer, sizeof answer,
+             "cmd=fullinit-response;pmi-version=2;pmi-subversion=0;rank=%d;size=%d;appnum=0;"
+             "debugged=FALSE;pmiverbose=FALSE;rc=0;",
+             rank, size);
     pmi_answer(server, rank, answer);
 }
 

@@ -220,8 +220,8 @@ static void write_corpus(const char *name, int32_t base, int64_t n, int64_t docu
 enum { SEQ = 10 };
 
 static DataSource *open_source(const char *spec, bool mask, bool shuffle) {
-    DataOptions options = {.spec = spec, .seq_len = SEQ, .vocab = 100000, .seed = 7, .mask_documents = mask,
-                           .shuffle = shuffle};
+    DataOptions options = {
+        .spec = spec, .seq_len = SEQ, .vocab = 100000, .seed = 7, .mask_documents = mask, .shuffle = shuffle};
     Error err;
     DataSource *source = data_open(&options, &err);
     ck_assert_msg(source != NULL, "%s", err.message);
@@ -383,7 +383,7 @@ START_TEST(resumed_runs_draw_what_uninterrupted_ones_do) {
 END_TEST
 
 START_TEST(a_mix_can_change_without_repeats) {
-    write_corpus("a", 0, 3001, 40);  /* 300 windows */
+    write_corpus("a", 0, 3001, 40); /* 300 windows */
     write_corpus("b", 10000, 3001, 40);
     char seen[2][301] = {{0}};
     static const double mixes[][2] = {{1, 1}, {9, 1}, {0, 1}, {0.2, 0.8}};
@@ -455,7 +455,8 @@ ssize_t pread(int fd, void *to, size_t bytes, off_t offset) {
 START_TEST(micro_batches_in_order_for_all_ranks) {
     write_corpus("c", 0, 3001, 40);
     DataSource *source = open_source(scratch("c"), true, true);
-    static const int layouts[][3] = {{1, 12, 1}, {2, 12, 1}, {2, 12, 3}, {3, 12, 4}, {1, 12, 4}}; /* micro, global, data */
+    static const int layouts[][3] = {
+        {1, 12, 1}, {2, 12, 1}, {2, 12, 3}, {3, 12, 4}, {1, 12, 4}}; /* micro, global, data */
     for (int l = 0; l < 5; l++) {
         int micro = layouts[l][0], global = layouts[l][1], data = layouts[l][2];
         for (int rank = 0; rank < data; rank++) {

@@ -22,15 +22,20 @@ static int run(const char *tokenizer, const char *prefix, const char *document_l
                const char *first, const char *second, Error *err) {
     char *inputs[2] = {(char *)first, (char *)second}, out[512];
     snprintf(out, sizeof out, "%s/%s", scratch_path, prefix);
-    TokenizeOptions options = {.tokenizer = tokenizer, .out_prefix = out, .document_line = document_line, .inputs = inputs,
-                               .n_inputs = n_inputs, .threads = threads};
+    TokenizeOptions options = {.tokenizer = tokenizer,
+                               .out_prefix = out,
+                               .document_line = document_line,
+                               .inputs = inputs,
+                               .n_inputs = n_inputs,
+                               .threads = threads};
     return tokenize_files(&options, err);
 }
 
 static void run_good(const char *tokenizer, const char *prefix, const char *document_line, int threads, int n_inputs,
                      const char *first, const char *second) {
     Error err;
-    ck_assert_msg(run(tokenizer, prefix, document_line, threads, n_inputs, first, second, &err) == 0, "%s", err.message);
+    ck_assert_msg(run(tokenizer, prefix, document_line, threads, n_inputs, first, second, &err) == 0, "%s",
+                  err.message);
 }
 
 static void add_id(Ids *ids, int32_t id) {
@@ -111,7 +116,9 @@ START_TEST(empty_documents_leave_a_boundary) {
 END_TEST
 
 START_TEST(separator_lines) {
-    static const struct { const char *text, *documents[4]; } cases[] = {
+    static const struct {
+        const char *text, *documents[4];
+    } cases[] = {
         {"one\n***\ntwo\n", {"one\n", "two\n"}},
         {"***\none\n***\n***\ntwo\n***\n", {"one\n", "two\n"}},
         {"***\r\none\r\n***\r\ntwo", {"one\r\n", "two"}},
@@ -147,8 +154,25 @@ END_TEST
 
 /* ---- long texts, which are cut into jobs ---- */
 
-static const char *const words[] = {"the ", "and", " heaven's", "\n", "  ", " 1611", ", ", "\xE6\x97\xA5\xE6\x9C\xAC", "\xE3\x80\x82",
-                                    "\xC3\xA9t\xC3\xA9", "'s", "'", "\t", "\xE2\x80\xA8", "God", "\xFF", "\xF0\x9F\x99\x82", "\r\n", "***"};
+static const char *const words[] = {"the ",
+                                    "and",
+                                    " heaven's",
+                                    "\n",
+                                    "  ",
+                                    " 1611",
+                                    ", ",
+                                    "\xE6\x97\xA5\xE6\x9C\xAC",
+                                    "\xE3\x80\x82",
+                                    "\xC3\xA9t\xC3\xA9",
+                                    "'s",
+                                    "'",
+                                    "\t",
+                                    "\xE2\x80\xA8",
+                                    "God",
+                                    "\xFF",
+                                    "\xF0\x9F\x99\x82",
+                                    "\r\n",
+                                    "***"};
 enum { WORDS = sizeof words / sizeof *words };
 
 static char *long_text(size_t bytes, int64_t kinds, size_t *n) {
@@ -205,7 +229,8 @@ START_TEST(separators_at_cuts) {
             made = end ? (size_t)(end - p) : (size_t)(text + n - p);
             size_t bare = made > 0 && p[made - 1] == '\r' ? made - 1 : made;
             if (bare == 3 && memcmp(p, "***", 3) == 0) {
-                if ((size_t)(p - text) > begin) add_document(tokenizer, &expected, text + begin, (size_t)(p - text) - begin), documents++;
+                if ((size_t)(p - text) > begin)
+                    add_document(tokenizer, &expected, text + begin, (size_t)(p - text) - begin), documents++;
                 begin = (size_t)(p - text) + made + (end != NULL);
             }
             p += made + 1;
@@ -346,7 +371,9 @@ static void expect_refused(const char *name, const char *text, size_t n, const c
 }
 
 START_TEST(bad_lines_are_located_and_leave_old_files) {
-    static const struct { const char *text, *part; } cases[] = {
+    static const struct {
+        const char *text, *part;
+    } cases[] = {
         {"{\"text\": \"a\"}\n\n{\"text\": \"b\"\n", "x.jsonl:3: column"},
         {"{\"text\": \"a\"}\n[\"text\"]\n", "x.jsonl:2: should be a JSON object with a \"text\" field"},
         {"{\"content\": \"a\"}\n", "x.jsonl:1: has no \"text\" field (its first field is \"content\")"},

@@ -53,8 +53,8 @@ static void check_golden(const Tokenizer *tokenizer, json_t *cases, bool special
         ck_assert_msg(ids.n == (int64_t)json_array_size(expected), "\"%s\": %lld ids", json_string_value(text),
                       (long long)ids.n);
         for (int64_t i = 0; i < ids.n; i++) {
-            ck_assert_msg(ids.ids[i] == json_integer_value(json_array_get(expected, (size_t)i)), "\"%s\": id %lld is %d",
-                          json_string_value(text), (long long)i, ids.ids[i]);
+            ck_assert_msg(ids.ids[i] == json_integer_value(json_array_get(expected, (size_t)i)),
+                          "\"%s\": id %lld is %d", json_string_value(text), (long long)i, ids.ids[i]);
         }
         free(ids.ids);
     }
@@ -131,7 +131,9 @@ START_TEST(utf8_all_characters_and_invalid_parts) {
     }
     ck_assert_int_eq(wrong, 0);
     /* Unicode 15, tables 3-8 to 3-11: how many U+FFFD, then the rest. */
-    static const struct { const char *text, *repaired; } cases[] = {
+    static const struct {
+        const char *text, *repaired;
+    } cases[] = {
         {"\xC0\xAF\xE0\x80\xBF\xF0\x81\x82\x41", "????????A"},
         {"\xED\xA0\x80\xED\xBF\xBF\xED\xAF\x41", "????????A"},
         {"\xF4\x91\x92\x93\xFF\x41\x80\xBF\x42", "?????A??B"},
@@ -165,11 +167,52 @@ END_TEST
 
 /* Characters that the pattern tells apart, and what is rare: digits and letters of other scripts, spaces of
  * all kinds, marks, an emoji of four bytes, the byte order mark, U+180E, and (raw) invalid bytes. */
-static const char *const alphabet[] = {
-    "a", "t", "h", "e", "s", "l", "r", "v", "d", "m", "T", "'", "'s", "'ll", "'re", " ", " ", "  ", "\n", "\t", "\r\n", "1",
-    "27", ",", "--", "!", "\xC3\xA9", "\xE6\x97\xA5", "\xD9\xA1", "\xC2\xA0", "\xE3\x80\x80", "\xE2\x80\xA8", "\xC2\x85",
-    "\xCC\x81", "\xF0\x9F\x99\x82", "\xEF\xBB\xBF", "\xE1\xA0\x8E", "\x1c", "\x01", "the", " and", "<|endoftext|>",
-    "\xFF", "\xE2\x82", "\x80", "\xF0\x9F"};
+static const char *const alphabet[] = {"a",
+                                       "t",
+                                       "h",
+                                       "e",
+                                       "s",
+                                       "l",
+                                       "r",
+                                       "v",
+                                       "d",
+                                       "m",
+                                       "T",
+                                       "'",
+                                       "'s",
+                                       "'ll",
+                                       "'re",
+                                       " ",
+                                       " ",
+                                       "  ",
+                                       "\n",
+                                       "\t",
+                                       "\r\n",
+                                       "1",
+                                       "27",
+                                       ",",
+                                       "--",
+                                       "!",
+                                       "\xC3\xA9",
+                                       "\xE6\x97\xA5",
+                                       "\xD9\xA1",
+                                       "\xC2\xA0",
+                                       "\xE3\x80\x80",
+                                       "\xE2\x80\xA8",
+                                       "\xC2\x85",
+                                       "\xCC\x81",
+                                       "\xF0\x9F\x99\x82",
+                                       "\xEF\xBB\xBF",
+                                       "\xE1\xA0\x8E",
+                                       "\x1c",
+                                       "\x01",
+                                       "the",
+                                       " and",
+                                       "<|endoftext|>",
+                                       "\xFF",
+                                       "\xE2\x82",
+                                       "\x80",
+                                       "\xF0\x9F"};
 enum { ALPHABET = sizeof alphabet / sizeof *alphabet, INVALID = 4 };
 
 static size_t random_text(char *text, int64_t parts, bool valid) {
@@ -187,14 +230,18 @@ static size_t random_text(char *text, int64_t parts, bool valid) {
 /* GPT-2's pattern as it was published, with the same white space. */
 START_TEST(pieces_are_those_of_the_published_pattern) {
     seed_begin();
-    const char *space = "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
+    const char *space =
+        "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
     char pattern[512];
-    snprintf(pattern, sizeof pattern, "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^%s\\p{L}\\p{N}]+|[%s]+(?![^%s])|[%s]+",
-             space, space, space, space);
+    snprintf(pattern, sizeof pattern,
+             "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^%s\\p{L}\\p{N}]+|[%s]+(?![^%s])|[%s]+", space, space,
+             space, space);
     int code;
     size_t at, differing = 0;
-    pcre2_code *published = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &code, &at, NULL);
-    pcre2_code *ours = pcre2_compile((PCRE2_SPTR)bpe_pattern(), PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &code, &at, NULL);
+    pcre2_code *published = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &code, &at,
+                                          NULL);
+    pcre2_code *ours = pcre2_compile((PCRE2_SPTR)bpe_pattern(), PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &code,
+                                     &at, NULL);
     pcre2_match_data *match = pcre2_match_data_create(1, NULL);
     ck_assert(published && ours);
     for (int round = 0; round < 5000; round++) {
@@ -431,7 +478,9 @@ static void expect_refused(const char *spec, const char *part) {
 }
 
 START_TEST(damaged_files_are_refused_with_a_place) {
-    static const struct { const char *name, *from, *to, *part; } cases[] = {
+    static const struct {
+        const char *name, *from, *to, *part;
+    } cases[] = {
         {"vocab.json", "\"!\": 0", "\"!\": 512", "token \"!\" has id 512; with 512 tokens, ids are 0 to 511"},
         {"vocab.json", "\"!\": 0", "\"!\": -1", "token \"!\" has id -1"},
         {"vocab.json", "\"!\": 0", "\"!\": 1", "both have id 1"},

@@ -19,7 +19,9 @@ typedef struct {
     int32_t *doc_start;
 } Problem;
 
-static int64_t at_q(const AttentionShape *s, int64_t b, int64_t t, int64_t h) { return (b * s->T + t) * s->ld_q + h * s->D; }
+static int64_t at_q(const AttentionShape *s, int64_t b, int64_t t, int64_t h) {
+    return (b * s->T + t) * s->ld_q + h * s->D;
+}
 static int64_t at_out(const AttentionShape *s, int64_t b, int64_t t, int64_t h) {
     return (b * s->T + t) * s->ld_out + h * s->D;
 }
@@ -57,7 +59,8 @@ static void reference_scores(const Problem *p, RowScores *r) {
     double error = 0.0, size_max = 0.0, n = (double)(r->end - r->first);
     for (int64_t j = r->first; j < r->end; j++) {
         double size;
-        r->score[j] = scale * dot(p->q, at_q(s, r->b, r->t, r->h), p->k, at_kv(s, r->b, j, r->h), s->D, p->dtype, &size);
+        r->score[j] = scale *
+                      dot(p->q, at_q(s, r->b, r->t, r->h), p->k, at_kv(s, r->b, j, r->h), s->D, p->dtype, &size);
         r->score_e[j] = (double)(s->D + 3) * u * scale * size;
         max = fmax(max, r->score[j]);
         error = fmax(error, r->score_e[j]);
@@ -199,11 +202,12 @@ static void compare(const Problem *p, const char *path, const char *what, const 
     const AttentionShape *s = &p->s;
     for (int64_t i = 0; i < n; i++) {
         double x = element(got, i, p->dtype);
-        ck_assert_msg(bounded_error(x, want[i], bound[i]),
-                      "%s: B %lld T %lld keys %lld H %lld KV %lld D %lld documents %d: %s[%lld] %.9g, wanted %.9g within "
-                      "%.3g",
-                      path, (long long)s->B, (long long)s->T, (long long)s->T_keys, (long long)s->H, (long long)s->KV,
-                      (long long)s->D, p->doc_start != NULL, what, (long long)i, x, want[i], bound[i]);
+        ck_assert_msg(
+            bounded_error(x, want[i], bound[i]),
+            "%s: B %lld T %lld keys %lld H %lld KV %lld D %lld documents %d: %s[%lld] %.9g, wanted %.9g within "
+            "%.3g",
+            path, (long long)s->B, (long long)s->T, (long long)s->T_keys, (long long)s->H, (long long)s->KV,
+            (long long)s->D, p->doc_start != NULL, what, (long long)i, x, want[i], bound[i]);
     }
 }
 
@@ -226,9 +230,17 @@ static void check_shape(TestRandom *r, AttentionShape s, bool documents, double 
     kernels_force_portable(false);
 }
 
-static AttentionShape shape_of(int64_t B, int64_t T, int64_t T_keys, int64_t KV, int64_t group, int64_t D, int64_t gap) {
-    return (AttentionShape){.B = B, .T = T, .T_keys = T_keys, .H = KV * group, .KV = KV, .D = D,
-                            .ld_q = KV * group * D + gap, .ld_kv = KV * D + 2 * gap, .ld_out = KV * group * D + gap};
+static AttentionShape shape_of(int64_t B, int64_t T, int64_t T_keys, int64_t KV, int64_t group, int64_t D,
+                               int64_t gap) {
+    return (AttentionShape){.B = B,
+                            .T = T,
+                            .T_keys = T_keys,
+                            .H = KV * group,
+                            .KV = KV,
+                            .D = D,
+                            .ld_q = KV * group * D + gap,
+                            .ld_kv = KV * D + 2 * gap,
+                            .ld_out = KV * group * D + gap};
 }
 
 START_TEST(random_shapes_match) {
@@ -240,8 +252,8 @@ START_TEST(random_shapes_match) {
     for (int n = 0; n < 14; n++) {
         int64_t T = random_choice(&r, lengths, 14);
         int64_t T_keys = random_int(&r, 3) ? T : T + random_int(&r, 120);
-        AttentionShape s = shape_of(1 + random_int(&r, 2), T, T_keys, 1 + random_int(&r, 2), random_choice(&r, groups, 4),
-                                    random_choice(&r, heads, 10), random_int(&r, 5));
+        AttentionShape s = shape_of(1 + random_int(&r, 2), T, T_keys, 1 + random_int(&r, 2),
+                                    random_choice(&r, groups, 4), random_choice(&r, heads, 10), random_int(&r, 5));
         if (random_int(&r, 3) == 0) s.stride_kv = (s.T_keys + random_int(&r, 4)) * s.ld_kv;
         check_shape(&r, s, random_int(&r, 2), random_int(&r, 4) ? 1.0 : 6.0);
     }
@@ -309,7 +321,8 @@ START_TEST(threads_do_not_change_bits) {
     TestRandom r = test_random("threads_do_not_change_bits");
     for (int n = 0; n < 4; n++) {
         for (int i = 0; i < 3; i++) {
-            Problem p = make_problem(&r, shape_of(2, 150, 150 + n, 2, 1 + n, 32 + 2 * n, n), n % 2, 1.0, test_paths[i].dtype);
+            Problem p = make_problem(&r, shape_of(2, 150, 150 + n, 2, 1 + n, 32 + 2 * n, n), n % 2, 1.0,
+                                     test_paths[i].dtype);
             test_path_choose(&test_paths[i]);
             check_bits(&p, test_paths[i].name);
             free_problem(&p);

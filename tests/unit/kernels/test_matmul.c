@@ -130,8 +130,11 @@ START_TEST(random_shapes_match) {
     TestRandom r = test_random("random_shapes_match");
     kernels_init(1 + (int)random_int(&r, 3));
     for (int n = 0; n < 150; n++) {
-        Case c = {.M = random_choice(&r, sizes, SIZES), .N = random_choice(&r, sizes, SIZES),
-                  .K = random_choice(&r, sizes, SIZES), .trans_a = random_int(&r, 2), .trans_b = random_int(&r, 2),
+        Case c = {.M = random_choice(&r, sizes, SIZES),
+                  .N = random_choice(&r, sizes, SIZES),
+                  .K = random_choice(&r, sizes, SIZES),
+                  .trans_a = random_int(&r, 2),
+                  .trans_b = random_int(&r, 2),
                   .with_bias = random_int(&r, 4) > 0};
         c.kind = (Epilogue)random_int(&r, 4);
         c.accumulate = c.kind == EPILOGUE_NONE && random_int(&r, 2);
@@ -148,8 +151,13 @@ START_TEST(blocked_shapes_match) {
     kernels_init(2);
     for (size_t n = 0; n < sizeof(shapes) / sizeof(shapes[0]); n++) {
         for (int trans = 0; trans < 4; trans++) {
-            Case c = {.M = shapes[n][0], .N = shapes[n][1], .K = shapes[n][2], .trans_a = trans & 1,
-                      .trans_b = trans & 2, .accumulate = trans == 3, .with_bias = true};
+            Case c = {.M = shapes[n][0],
+                      .N = shapes[n][1],
+                      .K = shapes[n][2],
+                      .trans_a = trans & 1,
+                      .trans_b = trans & 2,
+                      .accumulate = trans == 3,
+                      .with_bias = true};
             if (trans < 3) c.kind = (Epilogue)(trans + 1);
             set_strides(&r, &c, 20);
             for (int p = 0; p < TEST_PATHS; p++) check_case(&r, &c, &test_paths[p]);
@@ -162,8 +170,12 @@ START_TEST(empty_sides_are_handled) {
     TestRandom r = test_random("empty_sides_are_handled");
     for (int bits = 1; bits < 8; bits++) {
         for (int kind = EPILOGUE_NONE; kind <= EPILOGUE_DGELU; kind++) {
-            Case c = {.M = bits & 1 ? 0 : 5, .N = bits & 2 ? 0 : 7, .K = bits & 4 ? 0 : 3, .with_bias = true,
-                      .kind = (Epilogue)kind, .accumulate = kind == EPILOGUE_NONE && bits == 4};
+            Case c = {.M = bits & 1 ? 0 : 5,
+                      .N = bits & 2 ? 0 : 7,
+                      .K = bits & 4 ? 0 : 3,
+                      .with_bias = true,
+                      .kind = (Epilogue)kind,
+                      .accumulate = kind == EPILOGUE_NONE && bits == 4};
             set_strides(&r, &c, 0);
             for (int p = 0; p < TEST_PATHS; p++) check_case(&r, &c, &test_paths[p]);
         }
@@ -172,11 +184,16 @@ START_TEST(empty_sides_are_handled) {
 END_TEST
 
 START_TEST(threads_do_not_change_bits) {
-    static const int64_t shapes[][3] = {{300, 200, 150}, {129, 700, 300}, {64, 48, 1000}, {513, 128, 384}, {5, 1000, 400}};
+    static const int64_t shapes[][3] = {
+        {300, 200, 150}, {129, 700, 300}, {64, 48, 1000}, {513, 128, 384}, {5, 1000, 400}};
     TestRandom r = test_random("threads_do_not_change_bits");
     for (size_t n = 0; n < sizeof(shapes) / sizeof(shapes[0]); n++) {
         for (int p = 0; p < TEST_PATHS; p++) {
-            Case c = {.M = shapes[n][0], .N = shapes[n][1], .K = shapes[n][2], .trans_b = n % 2, .with_bias = true,
+            Case c = {.M = shapes[n][0],
+                      .N = shapes[n][1],
+                      .K = shapes[n][2],
+                      .trans_b = n % 2,
+                      .with_bias = true,
                       .kind = n % 2 ? EPILOGUE_BIAS_GELU : EPILOGUE_DGELU};
             set_strides(&r, &c, 3);
             test_path_choose(&test_paths[p]);

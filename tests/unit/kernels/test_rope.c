@@ -68,8 +68,8 @@ START_TEST(rotation_matches_and_inverts) {
         kernels_init(1 + n % 3);
         for (int i = 0; i < 3; i++) {
             test_path_choose(&test_paths[i]);
-            check_rotation(&r, &test_paths[i], 1 + random_int(&r, 65), 1 + random_int(&r, 4), random_choice(&r, sizes, 6),
-                           random_int(&r, 8));
+            check_rotation(&r, &test_paths[i], 1 + random_int(&r, 65), 1 + random_int(&r, 4),
+                           random_choice(&r, sizes, 6), random_int(&r, 8));
         }
     }
     kernels_force_portable(false);

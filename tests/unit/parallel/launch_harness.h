@@ -24,9 +24,9 @@ enum { PROCESSES_MAX = 16 };
 typedef struct {
     pid_t pid;
     int fd;
-    int status;       /* exit status, or minus the signal; valid once ended */
-    double ended_s;   /* after the start of the first process */
-    char text[8192];  /* standard error */
+    int status;      /* exit status, or minus the signal; valid once ended */
+    double ended_s;  /* after the start of the first process */
+    char text[8192]; /* standard error */
     size_t bytes;
 } Process;
 
@@ -104,15 +104,31 @@ static inline int count_text(const char *text, const char *part) {
 
 #define CHECK_SAYS(process, part) \
     ck_assert_msg(strstr((process)->text, part) != NULL, "\"%s\" is not in: %s", part, (process)->text)
-#define CHECK_STATUS(process, wanted) \
-    ck_assert_msg((process)->status == (wanted), "status %d instead of %d: %s", (process)->status, wanted, (process)->text)
+#define CHECK_STATUS(process, wanted)                                                                      \
+    ck_assert_msg((process)->status == (wanted), "status %d instead of %d: %s", (process)->status, wanted, \
+                  (process)->text)
 
 /* Variables of other launchers must not leak in from where the tests are started. */
 static inline void clear_launch_environment(void) {
-    static const char *const names[] = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "PMI_FD", "PMI_RANK",
-                                        "PMI_SIZE", "PMI_JOBID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NTASKS",
-                                        "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_SIZE",
-                                        "TRIDENT_JOB_SECRET", "TRIDENT_TEST_HOSTNAME", "TRIDENT_INTERFACE"};
+    static const char *const names[] = {"RANK",
+                                        "WORLD_SIZE",
+                                        "MASTER_ADDR",
+                                        "MASTER_PORT",
+                                        "LOCAL_RANK",
+                                        "PMI_FD",
+                                        "PMI_RANK",
+                                        "PMI_SIZE",
+                                        "PMI_JOBID",
+                                        "SLURM_JOB_ID",
+                                        "SLURM_STEP_ID",
+                                        "SLURM_NTASKS",
+                                        "SLURM_STEP_NUM_TASKS",
+                                        "SLURM_PROCID",
+                                        "SLURM_LOCALID",
+                                        "OMPI_COMM_WORLD_SIZE",
+                                        "TRIDENT_JOB_SECRET",
+                                        "TRIDENT_TEST_HOSTNAME",
+                                        "TRIDENT_INTERFACE"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) unsetenv(names[i]);
 }
 

@@ -9,9 +9,9 @@
 #include "parallel/grid.h"
 
 enum { WORLD_MAX = 64 };
-static const Dim orders[6][DIM_COUNT] = {
-    {DIM_TENSOR, DIM_PIPELINE, DIM_DATA}, {DIM_TENSOR, DIM_DATA, DIM_PIPELINE}, {DIM_PIPELINE, DIM_TENSOR, DIM_DATA},
-    {DIM_PIPELINE, DIM_DATA, DIM_TENSOR}, {DIM_DATA, DIM_TENSOR, DIM_PIPELINE}, {DIM_DATA, DIM_PIPELINE, DIM_TENSOR}};
+static const Dim orders[6][DIM_COUNT] = {{DIM_TENSOR, DIM_PIPELINE, DIM_DATA}, {DIM_TENSOR, DIM_DATA, DIM_PIPELINE},
+                                         {DIM_PIPELINE, DIM_TENSOR, DIM_DATA}, {DIM_PIPELINE, DIM_DATA, DIM_TENSOR},
+                                         {DIM_DATA, DIM_TENSOR, DIM_PIPELINE}, {DIM_DATA, DIM_PIPELINE, DIM_TENSOR}};
 
 static Grid make_grid(int data, int pipeline, int tensor, const Dim order[DIM_COUNT]) {
     Grid grid = {.size = {[DIM_DATA] = data, [DIM_PIPELINE] = pipeline, [DIM_TENSOR] = tensor},
@@ -102,7 +102,8 @@ START_TEST(random_spreads) {
     printf("random_spreads: TEST_SEED=%llu\n", (unsigned long long)seed);
     for (int round = 0; round < 300; round++) {
         static Seat seats[WORLD_MAX];
-        int tensor = 1 + (int)(rng_bits(seed, 1, draw++) % 8), rest = 1 + (int)(rng_bits(seed, 1, draw++) % (uint64_t)(WORLD_MAX / tensor));
+        int tensor = 1 + (int)(rng_bits(seed, 1, draw++) % 8),
+            rest = 1 + (int)(rng_bits(seed, 1, draw++) % (uint64_t)(WORLD_MAX / tensor));
         int pipeline = 1 + (int)(rng_bits(seed, 1, draw++) % (uint64_t)rest);
         while (rest % pipeline) pipeline--;
         Grid grid = make_grid(rest / pipeline, pipeline, tensor, orders[rng_bits(seed, 1, draw++) % 6]);
@@ -119,7 +120,8 @@ START_TEST(random_spreads) {
         }
         Error err;
         int rank = (int)(rng_bits(seed, 1, draw++) % (uint64_t)grid.world_size);
-        ck_assert_msg(grid_place(&grid, seats, rank, false, &err) == 0, "seed %llu: %s", (unsigned long long)seed, err.message);
+        ck_assert_msg(grid_place(&grid, seats, rank, false, &err) == 0, "seed %llu: %s", (unsigned long long)seed,
+                      err.message);
         check_bijection(&grid);
         ck_assert(tensor_groups_inside(&grid, seats));
         ck_assert_int_eq(grid_rank_at(&grid, grid.index), rank);
@@ -153,8 +155,8 @@ START_TEST(known_placements) {
     make_seats(seats, known[_i].hosts);
     ck_assert_msg(grid_place(&grid, seats, 5, false, &err) == 0, "%s: %s", known[_i].name, err.message);
     for (int p = 0; p < 8; p++) {
-        ck_assert_msg(grid.rank_at[p] == known[_i].rank_at[p], "%s: position %d holds rank %d instead of %d", known[_i].name, p,
-                      grid.rank_at[p], known[_i].rank_at[p]);
+        ck_assert_msg(grid.rank_at[p] == known[_i].rank_at[p], "%s: position %d holds rank %d instead of %d",
+                      known[_i].name, p, grid.rank_at[p], known[_i].rank_at[p]);
     }
     ck_assert(tensor_groups_inside(&grid, seats));
     grid_free(&grid);

@@ -4,15 +4,24 @@
 #include "tests/unit/parallel/launch_harness.h"
 
 typedef enum {
-    FAULT_NONE, FAULT_KILL, FAULT_SEGV, FAULT_ABORT, FAULT_DIE, FAULT_EXIT_0, FAULT_EXIT_3, FAULT_STOP, FAULT_LATE, FAULT_DIE_PEER_LOST
+    FAULT_NONE,
+    FAULT_KILL,
+    FAULT_SEGV,
+    FAULT_ABORT,
+    FAULT_DIE,
+    FAULT_EXIT_0,
+    FAULT_EXIT_3,
+    FAULT_STOP,
+    FAULT_LATE,
+    FAULT_DIE_PEER_LOST
 } Fault;
 
 typedef struct {
     int ranks;
     Fault fault;
-    int at;              /* the rank that it happens to */
-    int and_at;          /* and a second and third one at the same time; 0: none */
-    bool before_watch;   /* during start-up */
+    int at;            /* the rank that it happens to */
+    int and_at;        /* and a second and third one at the same time; 0: none */
+    bool before_watch; /* during start-up */
     double deadline_s, run_s;
     bool stops_on_signal; /* TERM and USR1 end the run in order, with EXIT_STOPPED */
 } Scene;
@@ -23,7 +32,10 @@ static void on_signal(int number) { signalled = number; }
 static void commit_fault(Fault fault) {
     switch (fault) {
     case FAULT_KILL: raise(SIGKILL); break;
-    case FAULT_SEGV: signal(SIGSEGV, SIG_DFL); raise(SIGSEGV); break;
+    case FAULT_SEGV:
+        signal(SIGSEGV, SIG_DFL);
+        raise(SIGSEGV);
+        break;
     case FAULT_ABORT: signal(SIGABRT, SIG_DFL); abort();
     case FAULT_DIE: die(EXIT_NUMBERS, "the loss is not finite");
     case FAULT_DIE_PEER_LOST: die(EXIT_PEER_LOST, "rank 2 closed its connection");
@@ -92,7 +104,8 @@ static int store_body(int index, void *context) {
         launch_fence(launch, key);
         for (int r = 0; r < 3; r++) {
             uint8_t *other = launch_get(launch, r, key, &got);
-            if (got != bytes || other[0] != 10 * round + r || other[bytes - 1] != 10 * round + r) die(EXIT_INTERNAL, "value");
+            if (got != bytes || other[0] != 10 * round + r || other[bytes - 1] != 10 * round + r)
+                die(EXIT_INTERNAL, "value");
             free(other);
         }
     }
@@ -114,8 +127,8 @@ static int store_body(int index, void *context) {
 
 START_TEST(store_of_local_ranks) {
     static const int statuses[] = {0, EXIT_LAUNCH, EXIT_INTERNAL, EXIT_INTERNAL};
-    static const char *const says[] = {"before the fork", "key \"never-put\" of rank 0 is not in the store", "put the key \"secret\" twice",
-                                       "waits at \"here\""};
+    static const char *const says[] = {"before the fork", "key \"never-put\" of rank 0 is not in the store",
+                                       "put the key \"secret\" twice", "waits at \"here\""};
     all.n = 0;
     process_start(&all, store_body, 0, NULL);
     for (int i = 1; i < 4; i++) process_start(&all, store_body, i, NULL);
@@ -175,7 +188,8 @@ START_TEST(death_of_one_rank) {
 END_TEST
 
 START_TEST(death_during_start) {
-    Scene scene = {.ranks = 5, .fault = deaths[_i / 3].fault, .at = ranks_hit[_i % 3], .run_s = 15, .before_watch = true};
+    Scene scene = {
+        .ranks = 5, .fault = deaths[_i / 3].fault, .at = ranks_hit[_i % 3], .run_s = 15, .before_watch = true};
     Process *parent = play(&scene);
     CHECK_STATUS(parent, deaths[_i / 3].status);
     if (scene.fault != FAULT_EXIT_3) CHECK_SAYS(parent, deaths[_i / 3].says);
@@ -318,9 +332,12 @@ END_TEST
 
 static int refuse_body(int index, void *context) {
     static const char *const environments[][2] = {
-        {"SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=2", "0"}, {"SLURM_NTASKS=4 SLURM_PROCID=0", "0"},
-        {"SLURM_NTASKS=4 SLURM_PROCID=1", "4"},                         {"OMPI_COMM_WORLD_SIZE=4", "0"},
-        {"RANK=1", "0"},                                                {"WORLD_SIZE=2", "0"},
+        {"SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=2", "0"},
+        {"SLURM_NTASKS=4 SLURM_PROCID=0", "0"},
+        {"SLURM_NTASKS=4 SLURM_PROCID=1", "4"},
+        {"OMPI_COMM_WORLD_SIZE=4", "0"},
+        {"RANK=1", "0"},
+        {"WORLD_SIZE=2", "0"},
         {"SLURM_NTASKS=4 SLURM_PROCID=0", "2"}}; /* the batch script's own process: the local launcher is right */
     (void)context;
     char text[256];
@@ -332,8 +349,12 @@ static int refuse_body(int index, void *context) {
 }
 
 START_TEST(foreign_launchers_are_refused) {
-    static const char *const says[] = {"task 2 of a Slurm step of 4 tasks", "SLURM_NTASKS=4", "SLURM_NTASKS=4", "mpirun with 4 processes",
-                                       "RANK is set, but WORLD_SIZE is not", "WORLD_SIZE is set, but RANK is not"};
+    static const char *const says[] = {"task 2 of a Slurm step of 4 tasks",
+                                       "SLURM_NTASKS=4",
+                                       "SLURM_NTASKS=4",
+                                       "mpirun with 4 processes",
+                                       "RANK is set, but WORLD_SIZE is not",
+                                       "WORLD_SIZE is set, but RANK is not"};
     all.n = 0;
     for (int i = 0; i < 7; i++) process_start(&all, refuse_body, i, NULL);
     processes_collect(&all, 20);

@@ -76,8 +76,12 @@ START_TEST(ties_and_loads) {
         int layers, stages;
         double embed_cost, head_cost;
         int64_t counts[4];
-    } cases[] = {{10, 4, 0, 0, {2, 2, 3, 3}}, {8, 4, 0, 0, {2, 2, 2, 2}}, {10, 4, 0.5, 0.5, {2, 3, 3, 2}},
-                 {12, 4, 0, 2, {3, 3, 4, 2}}, {4, 4, 5, 5, {1, 1, 1, 1}},  {9, 2, 0, 1, {5, 4}},
+    } cases[] = {{10, 4, 0, 0, {2, 2, 3, 3}},
+                 {8, 4, 0, 0, {2, 2, 2, 2}},
+                 {10, 4, 0.5, 0.5, {2, 3, 3, 2}},
+                 {12, 4, 0, 2, {3, 3, 4, 2}},
+                 {4, 4, 5, 5, {1, 1, 1, 1}},
+                 {9, 2, 0, 1, {5, 4}},
                  {7, 1, 3, 9, {7}}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         layer_map_make(&map, cases[i].layers, cases[i].stages, 1, cases[i].embed_cost, cases[i].head_cost);

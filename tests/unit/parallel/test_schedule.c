@@ -83,7 +83,8 @@ static bool apply(StageState *s, const Step *step, bool first, bool last) {
 /* Goes through one stage's array. True: all holds; else the first fault is in problem. */
 static bool stage_holds(const Schedule *schedule, char problem[256]) {
     const bool first = schedule->stage == 0, last = schedule->stage == schedule->stages - 1;
-    StageState s = {.slots = buffers_make(schedule->slots), .inputs = buffers_make(schedule->input_buffers),
+    StageState s = {.slots = buffers_make(schedule->slots),
+                    .inputs = buffers_make(schedule->input_buffers),
                     .outputs = buffers_make(schedule->output_buffers),
                     .grad_inputs = buffers_make(schedule->grad_input_buffers),
                     .grad_outputs = buffers_make(schedule->grad_output_buffers)};
@@ -104,8 +105,8 @@ static bool stage_holds(const Schedule *schedule, char problem[256]) {
     const int bound = gpipe ? schedule->micro_batches
                             : (int)min_i64(schedule->stages - schedule->stage, schedule->micro_batches);
     good &= s.live_max <= bound && schedule->slots <= bound;
-    if (!good) snprintf(problem, 256, "counts: %d live at most, %d slots, bound %d", s.live_max, schedule->slots,
-                        bound);
+    if (!good)
+        snprintf(problem, 256, "counts: %d live at most, %d slots, bound %d", s.live_max, schedule->slots, bound);
     return good;
 }
 
@@ -240,8 +241,7 @@ static bool must_be_seen(const Step *a, const Step *b) {
                (a->kind == STEP_FORWARD && b->kind == STEP_SEND_FORWARD) ||
                (a->kind == STEP_FORWARD && b->kind == STEP_BACKWARD) ||
                (a->kind == STEP_RECV_BACKWARD && b->kind == STEP_BACKWARD) ||
-               (a->kind == STEP_BACKWARD && b->kind == STEP_SEND_BACKWARD) ||
-               b->kind == STEP_REDUCE;
+               (a->kind == STEP_BACKWARD && b->kind == STEP_SEND_BACKWARD) || b->kind == STEP_REDUCE;
     }
     return a->kind == b->kind && a->lane != LANE_COMPUTE;
 }

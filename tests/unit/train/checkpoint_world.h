@@ -196,7 +196,8 @@ static inline Logical logical_fixed(uint64_t version) {
     return (Logical){.list = {{"param/embed.weight", DT_F32, 2, {6, 5}},
                               {"param/norm.weight", DT_F32, 1, {7, 0}},
                               {"adam_m/embed.weight", DT_F64, 2, {6, 5}}},
-                     .n = 3, .version = version};
+                     .n = 3,
+                     .version = version};
 }
 
 /* A rank holds some rows of each matrix; the vector is the last rank's. */
@@ -243,10 +244,17 @@ static inline void *save_rank(void *argument) {
     }
     int64_t counters[2] = {job->step * 3, job->step * 5};
     char config[] = "[model]\nname = \"caf\xc3\xa9\"\n", extra[] = "{\"loss_scale\":1024,\"list\":[1,2]}";
-    const CheckpointState state = {.step = job->step, .samples = job->step * 8, .tokens = job->step * 128, .skipped = 1,
-                                   .config_text = config, .data_fingerprint = UINT64_C(0xfedcba9876543210),
-                                   .n_corpora = 2, .corpus_counters = counters, .last_loss = 1.0 / 3.0,
-                                   .grid_size = {1, 2, 3}, .extra_json = extra};
+    const CheckpointState state = {.step = job->step,
+                                   .samples = job->step * 8,
+                                   .tokens = job->step * 128,
+                                   .skipped = 1,
+                                   .config_text = config,
+                                   .data_fingerprint = UINT64_C(0xfedcba9876543210),
+                                   .n_corpora = 2,
+                                   .corpus_counters = counters,
+                                   .last_loss = 1.0 / 3.0,
+                                   .grid_size = {1, 2, 3},
+                                   .extra_json = extra};
     if (job->begin) job->begin(thread->rank);
     Group *group = job->world.size > 1 ? &job->groups[thread->rank] : NULL;
     job->rc[thread->rank] = checkpoint_save(job->dir, &state, pieces, n, group, job->keep, &job->err[thread->rank]);

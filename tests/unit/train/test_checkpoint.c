@@ -38,8 +38,8 @@ END_TEST
 
 /* Pieces whose rows are long, and columns of which a reader wants few: more than a buffer of both kinds. */
 START_TEST(large_arrays) {
-    const Logical logical = {.list = {{"param/wide", DT_F32, 2, {3, 700000}}, {"param/tall", DT_F32, 2, {40000, 40}}},
-                             .n = 2, .version = 5};
+    const Logical logical = {
+        .list = {{"param/wide", DT_F32, 2, {3, 700000}}, {"param/tall", DT_F32, 2, {40000, 40}}}, .n = 2, .version = 5};
     Partition *written = partition_whole(&logical), *read = xcalloc(1, sizeof *read);
     save_good(scratch("large"), 1, 0, &logical, written, 1);
     for (int i = 0; i < 2; i++) {
@@ -410,7 +410,9 @@ START_TEST(leftovers_go_and_strangers_stay) {
     save_good(dir, 10, 0, &logical, partition, 2);
     /* An interrupted save, a damaged checkpoint, what a user put there, the shard of an earlier attempt. */
     static const char *const made[] = {"step-00000005/shard-00000-0123456789abcdef.safetensors",
-                                       "step-00000006/manifest.json", "step-00000007/notes.txt", "best/manifest.json",
+                                       "step-00000006/manifest.json",
+                                       "step-00000007/notes.txt",
+                                       "best/manifest.json",
                                        "step-00000020/manifest.json.tmp.0123456789abcdef",
                                        "step-00000020/shard-00001-0123456789abcdef.safetensors"};
     for (size_t i = 0; i < sizeof made / sizeof made[0]; i++) {
@@ -507,7 +509,8 @@ START_TEST(notes_are_read_strictly) {
     ck_assert(sum == 255 && piece.dims == 2 && piece.shape[1] == 32 && piece.first[1] == 16 && piece.flat_count == 7);
     ck_assert_str_eq(piece.name, "param/x y");
     static const char *const bad[] = {
-        "", "xxh3=00000000000000fg shape=4 first=0 count=4 flat=0,4 array=x",
+        "",
+        "xxh3=00000000000000fg shape=4 first=0 count=4 flat=0,4 array=x",
         "xxh3=00000000000000ff shape=4 first=0 count=4 flat=0,4 array=",
         "xxh3=00000000000000ff shape=4 first=0 count=4 flat=0,5 array=x",
         "xxh3=00000000000000ff shape=4 first=1 count=4 flat=0,4 array=x",
@@ -547,9 +550,11 @@ START_TEST(headers_of_safetensors) {
         {"{}", 0, '0'},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24]}}  ", 24, '1'},
         {"{\"a\":{\"dtype\":\"I64\",\"shape\":[],\"data_offsets\":[4,12]},\"b\":{\"dtype\":\"F32\",\"shape\":[1],"
-         "\"data_offsets\":[0,4]}}", 12, '2'},
+         "\"data_offsets\":[0,4]}}",
+         12, '2'},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[0,4],\"data_offsets\":[0,0]},\"b\":{\"dtype\":\"U8\",\"shape\":[1],"
-         "\"data_offsets\":[0,1]}}", 1, '2'},
+         "\"data_offsets\":[0,1]}}",
+         1, '2'},
         {" {}", 0, '-'},
         {"[]", 0, '-'},
         {"{\"a\":1}", 0, '-'},
@@ -563,7 +568,8 @@ START_TEST(headers_of_safetensors) {
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,0]}}", 0, '-'},
         {"{\"a\":{\"dtype\":\"F64\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]}}", 0, '-'},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},\"a\":{\"dtype\":\"U8\",\"shape\":[1],"
-         "\"data_offsets\":[0,1]}}", 1, '-'},
+         "\"data_offsets\":[0,1]}}",
+         1, '-'},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Error err = {0};

@@ -25,7 +25,10 @@ typedef struct {
 } Scene;
 
 static Scene scene_make(const char *name, int ranks, int64_t new_step) {
-    Scene s = {.dir = xstrdup(scratch(name)), .old = logical_fixed(1), .new = logical_fixed(2), .ranks = ranks,
+    Scene s = {.dir = xstrdup(scratch(name)),
+               .old = logical_fixed(1),
+               .new = logical_fixed(2),
+               .ranks = ranks,
                .new_step = new_step};
     s.old_partition = partition_rows(&s.old, ranks);
     s.new_partition = partition_rows(&s.new, ranks);
@@ -52,8 +55,8 @@ static void scene_reset(const Scene *s) {
 }
 
 static int save_new(const Scene *s, Error *err) {
-    SaveJob job = {.dir = s->dir, .step = s->new_step, .keep = 1, .partition = s->new_partition,
-                   .begin = count_one_rank};
+    SaveJob job = {
+        .dir = s->dir, .step = s->new_step, .keep = 1, .partition = s->new_partition, .begin = count_one_rank};
     const int rc = save_all(&job, s->ranks);
     *err = job.err[0];
     return rc;

@@ -70,7 +70,8 @@ static const BadCase bad[] = {
     {GOOD "[train]\noptimizer.lr = 4\n", 1, {"write lr in [optimizer]"}},
     {GOOD "[train]\nxyzzy = 4\n", 1, {"unknown key; `trident help train` lists what there is"}},
     {GOOD "[paralel]\ntensor = 2\n", 1, {"t.ini:6: [paralel]: there is no such section; did you mean [parallel]?"}},
-    {GOOD "[paralel]\ntenser = 2\n", 2,
+    {GOOD "[paralel]\ntenser = 2\n",
+     2,
      {"t.ini:6:", "t.ini:7: [paralel] tenser = 2: unknown key; did you mean tensor?"}},
     {GOOD "[paralel]\ntensor = two\n", 2, {"t.ini:6:", "t.ini:7: parallel.tensor = two"}},
     {GOOD "[zzzzzz]\n", 1, {"t.ini:6: [zzzzzz]: there is no such section; `trident help` lists them"}},
@@ -78,7 +79,8 @@ static const BadCase bad[] = {
     {GOOD "[parallel]\nzero = 1\n", 1, {"t.ini:7: [parallel] zero = 1: unknown key"}},
     {GOOD "[parallel]\nchunks = 2\n", 1, {"unknown key"}},
     /* values */
-    {GOOD "[model]\nhidden = wide\n", 1,
+    {GOOD "[model]\nhidden = wide\n",
+     1,
      {"t.ini:7: model.hidden = wide: a whole number (such as 64, 10_000, 32k, 4Ki) from 16 to 1048576 is expected\n"}},
     {GOOD "[model]\nhidden =\n", 1, {"t.ini:7: model.hidden = : a whole number"}},
     {GOOD "[model]\nhidden = 8\n", 1, {"model.hidden = 8:", "from 16 to 1048576"}},
@@ -102,7 +104,8 @@ static const BadCase bad[] = {
     {GOOD "[optimizer]\nlr = -0.1\n", 1, {"optimizer.lr = -0.1:"}},
     {GOOD "[optimizer]\nlr = 1,5\n", 1, {"optimizer.lr = 1,5:"}},
     {GOOD "[optimizer]\nbeta1 = 1\n", 1, {"optimizer.beta1 = 1: a number from 0 to 0.999999"}},
-    {GOOD "[train]\ntimeout = soon\n", 1,
+    {GOOD "[train]\ntimeout = soon\n",
+     1,
      {"train.timeout = soon: a time (such as 30s, 10m or 2h) from 1s to 10000000s"}},
     {GOOD "[train]\ntimeout = 10x\n", 1, {"train.timeout = 10x"}},
     {GOOD "[train]\ntimeout = 10ms\n", 1, {"train.timeout = 10ms"}},
@@ -121,77 +124,101 @@ static const BadCase bad[] = {
     {GOOD "[model\nlayers = 8\n", 1, {"t.ini:6: [model: the ] is missing"}},
     {"include = other.ini\n" GOOD, 1, {"t.ini:1:"}},
     /* sizes that do not divide; both values, both places, what would be right */
-    {GOOD "[model]\nhidden = 100\nheads = 3\n", 1,
+    {GOOD "[model]\nhidden = 100\nheads = 3\n",
+     1,
      {"t.ini:7: hidden = 100 is no multiple of heads = 3; nearest: 99 or 102 (heads: t.ini:8)\n"}},
-    {GOOD "[model]\nheads = 256\n", 1,
+    {GOOD "[model]\nheads = 256\n",
+     1,
      {"t.ini: hidden = 128 is no multiple of heads = 256; nearest: 256 (heads: t.ini:7)"}},
     {GOOD "[model]\nkv_heads = 3\n", 1, {"t.ini:7: kv_heads = 3 does not divide heads = 4\n"}},
-    {GOOD "[model]\nheads = 16\n", 1,
+    {GOOD "[model]\nheads = 16\n",
+     1,
      {"t.ini:7: hidden / heads = 128 / 16 = 8 is the head size; an even number from 16"}},
     {GOOD "[model]\nhidden = 1028\n", 1, {"hidden / heads = 1028 / 4 = 257 is the head size"}},
     {GOOD "[model]\nhidden = 68\n", 1, {"hidden / heads = 68 / 4 = 17 is the head size"}},
-    {GOOD "[parallel]\ntensor = 3\n", 2, /* ffn = 384 divides */
+    {GOOD "[parallel]\ntensor = 3\n",
+     2, /* ffn = 384 divides */
      {"t.ini: heads = 4 is no multiple of tensor = 3; nearest: 3 or 6 (tensor: t.ini:7)\n",
       "t.ini: kv_heads = 4 and tensor = 3: one must be a multiple of the other (tensor: t.ini:7)\n"}},
-    {GOOD "[model]\nffn = 30\n[parallel]\ntensor = 4\n", 1,
+    {GOOD "[model]\nffn = 30\n[parallel]\ntensor = 4\n",
+     1,
      {"t.ini:7: ffn = 30 is no multiple of tensor = 4; nearest: 28 or 32 (tensor: t.ini:9)"}},
     {GOOD "[model]\nheads = 8\nkv_heads = 2\n[parallel]\ntensor = 8\n[model]\nffn = 64\nhidden = 128\n"
-     "[parallel]\ndata = 1\npipeline = 5\n", 1,
+          "[parallel]\ndata = 1\npipeline = 5\n",
+     1,
      {"t.ini:16: pipeline = 5 stages for layers = 4: each stage needs a layer; at most 4 (layers: t.ini:2)"}},
-    {"[model]\nvocab = 3\n[train]\nsteps = 1\n[parallel]\ntensor = 4\n", 1,
+    {"[model]\nvocab = 3\n[train]\nsteps = 1\n[parallel]\ntensor = 4\n",
+     1,
      {"t.ini:2: vocab = 3 is below tensor = 4 (tensor: t.ini:6)"}},
     {GOOD "[parallel]\norder = tensor, data\n", 1, {"t.ini:7: order = tensor, data: pipeline is missing"}},
     {GOOD "[parallel]\norder = tensor, data, data\n", 1, {"t.ini:7:", "data is named twice"}},
     {GOOD "[parallel]\nsequence_parallel = yes\n", 1, {"t.ini:7: sequence_parallel = yes needs tensor > 1"}},
-    {GOOD "[parallel]\nranks = 6\npipeline = 4\n", 1,
+    {GOOD "[parallel]\nranks = 6\npipeline = 4\n",
+     1,
      {"t.ini:7: ranks = 6 is no multiple of pipeline x tensor = 4 x 1 = 4; nearest: 4 or 8 (pipeline: t.ini:8)"}},
-    {GOOD "[parallel]\nranks = 6\ndata = 2\npipeline = 2\n", 1,
+    {GOOD "[parallel]\nranks = 6\ndata = 2\npipeline = 2\n",
+     1,
      {"t.ini:7: ranks = 6, but data x pipeline x tensor = 2 x 2 x 1 = 4 (data: t.ini:8, pipeline: t.ini:9)"}},
     {GOOD "[parallel]\ndata = 1000000\npipeline = 4\n", 1, {"is more than 1048576 processes"}},
-    {GOOD "[train]\nglobal_batch = 10\nmicro_batch = 4\n", 1,
+    {GOOD "[train]\nglobal_batch = 10\nmicro_batch = 4\n",
+     1,
      {"t.ini:7: global_batch = 10 is no multiple of micro_batch = 4; nearest: 8 or 12 (micro_batch: t.ini:8)"}},
-    {GOOD "[train]\nglobal_batch = 20\nmicro_batch = 4\n[parallel]\ndata = 2\n", 1,
+    {GOOD "[train]\nglobal_batch = 20\nmicro_batch = 4\n[parallel]\ndata = 2\n",
+     1,
      {"t.ini:7: global_batch = 20 is no multiple of micro_batch x data = 4 x 2 = 8; nearest: 16 or 24 (micro_batch: "
       "t.ini:8, data: t.ini:10)"}},
-    {GOOD "[parallel]\nranks = 16\n", 1,
+    {GOOD "[parallel]\nranks = 16\n",
+     1,
      {"global_batch = 8 is no multiple of micro_batch x data = 1 x 16 = 16; nearest: 16"}},
     /* length, rates */
-    {"[model]\nvocab = 9\n", 1,
+    {"[model]\nvocab = 9\n",
+     1,
      {"t.ini: steps = 0 and tokens = 0: the length of the run is given by exactly one of them\n"}},
     {GOOD "tokens = 100\n", 1, {"t.ini:5: steps = 10 and tokens = 100:", "(tokens: t.ini:6)"}},
-    {GOOD "global_batch = 1Gi\n[model]\nseq_len = 16Mi\n[train]\nmicro_batch = 1\n[parallel]\ndata = 1\n[train]\n", 0,
+    {GOOD "global_batch = 1Gi\n[model]\nseq_len = 16Mi\n[train]\nmicro_batch = 1\n[parallel]\ndata = 1\n[train]\n",
+     0,
      {NULL}},
-    {"[model]\nvocab = 9\nseq_len = 1Mi\n[train]\nsteps = 8_000_000T\n", 1,
+    {"[model]\nvocab = 9\nseq_len = 1Mi\n[train]\nsteps = 8_000_000T\n",
+     1,
      {"t.ini:5: steps x global_batch x seq_len = "}},
-    {GOOD "[optimizer]\nwarmup_steps = 11\n", 1,
+    {GOOD "[optimizer]\nwarmup_steps = 11\n",
+     1,
      {"t.ini:7: warmup_steps = 11 is longer than the run of 10 steps (steps: t.ini:5)"}},
     {GOOD "[optimizer]\ndecay = wsd\n", 1, {"t.ini:7: decay = wsd needs decay_steps"}},
     {GOOD "[optimizer]\ndecay_steps = 3\n", 1, {"t.ini:7: decay_steps = 3 is looked at by decay = wsd only"}},
-    {GOOD "[optimizer]\ndecay = wsd\ndecay_steps = 8\nwarmup_steps = 3\n", 1,
+    {GOOD "[optimizer]\ndecay = wsd\ndecay_steps = 8\nwarmup_steps = 3\n",
+     1,
      {"t.ini:8: warmup_steps + decay_steps = 3 + 8 is longer than the run of 10 steps (warmup_steps: t.ini:9, steps: "
       "t.ini:5)"}},
-    {GOOD "[optimizer]\ndecay = wsd\ndecay_steps = 9_000_000T\nwarmup_steps = 9_000_000T\n", 1,
+    {GOOD "[optimizer]\ndecay = wsd\ndecay_steps = 9_000_000T\nwarmup_steps = 9_000_000T\n",
+     1,
      {"warmup_steps = 9000000000000000000"}},
     {GOOD "[optimizer]\nlr = 1e-4\nmin_lr = 1e-3\n", 1, {"t.ini:8: min_lr = 0.001 is above lr = 0.0001 (lr: t.ini:7)"}},
     {GOOD "[optimizer]\nlr_scaling = sqrt\n", 1, {"t.ini:7: lr_scaling needs base_batch", "this run's is 8"}},
     {GOOD "[train]\neval_every = 5\n", 1, {"t.ini:7: eval_every = 5 needs data.valid"}},
-    {GOOD "[checkpoint]\nresume =\n", 1,
+    {GOOD "[checkpoint]\nresume =\n",
+     1,
      {"t.ini:7: resume = \"\" names nothing: auto, none, a directory, or weights:DIR"}},
     {GOOD "[checkpoint]\nresume = weights:\n", 1, {"t.ini:7: resume = \"weights:\" names nothing"}},
     {GOOD "[checkpoint]\nallow = model.sed, train.seed\n", 1, {"t.ini:7: allow: there is no setting model.sed"}},
     {GOOD "[checkpoint]\nallow = train.sead\n", 1, {"train.sead; did you mean train.seed?"}},
     {"[model]\nvocab = 9\nlayers = 10_000\nhidden = 1Mi\nheads = 4096\nffn = 16Mi\nseq_len = 16Mi\n[train]\nsteps = 1\n"
-     "micro_batch = 1Mi\nglobal_batch = 1Mi\n", 1, {"are more than any memory holds"}},
+     "micro_batch = 1Mi\nglobal_batch = 1Mi\n",
+     1,
+     {"are more than any memory holds"}},
     /* no text */
     {GOOD "\x01\n", 1, {"t.ini:6: byte 0x01 at offset"}},
     {GOOD "[log]\ndir = \xC3(\n", 1, {"t.ini:7: byte 0xc3 at offset"}},
     /* all errors at once; no rule blames a value that a refused line was to set */
-    {"[model]\nlayer = 3\nhidden = wide\nheads = 3\n[train]\nsteps 10\nlr = 1\nseed = -1\n", 5,
+    {"[model]\nlayer = 3\nhidden = wide\nheads = 3\n[train]\nsteps 10\nlr = 1\nseed = -1\n",
+     5,
      {"t.ini:2: [model] layer = 3", "t.ini:3: model.hidden = wide", "t.ini:6: \"steps 10\"",
       "t.ini:7: [train] lr = 1: lr "
-      "belongs in [optimizer]", "t.ini:8: train.seed = -1"}},
+      "belongs in [optimizer]",
+      "t.ini:8: train.seed = -1"}},
     {"[model]\nvocab = 9\nhidden = 100\nheads = 3\nkv_heads = 2\n[train]\nsteps = 10\nprecision = half\n[optimizer]\n"
-     "lr = 1\nmin_lr = 2\nwarmup_steps = 20\n", 5,
+     "lr = 1\nmin_lr = 2\nwarmup_steps = 20\n",
+     5,
      {"t.ini:3: hidden = 100", "t.ini:5: kv_heads = 2 does not divide heads = 3", "t.ini:8: train.precision = half",
       "t.ini:11: min_lr = 2 is above lr = 1", "t.ini:12: warmup_steps = 20"}},
     {"[model]\nvocab = 9\n[train]\nstep = 10\n", 1, {"t.ini:4: [train] step = 10: unknown key; did you mean steps?"}},
@@ -202,8 +229,7 @@ START_TEST(bad_input) {
     Loaded loaded;
     load(&loaded, c->text, NULL, 0);
     ck_assert_msg(loaded.n_errors == c->n_errors, "%d errors, %d expected\n%s\n%s", loaded.n_errors, c->n_errors,
-                  c->text,
-                  loaded.errors);
+                  c->text, loaded.errors);
     ck_assert_msg(count_lines(loaded.errors) == c->n_errors, "%s", loaded.errors);
     for (int i = 0; i < 5 && c->says[i]; i++) {
         ck_assert_msg(strstr(loaded.errors, c->says[i]) != NULL, "%s\nis not in\n%s", c->says[i], loaded.errors);
@@ -223,8 +249,8 @@ START_TEST(overrides) {
     ck_assert_str_eq(loaded.config.log_dir, "a # b");
     ck_assert_str_eq(loaded.config.train_data, "x y");
     unload(&loaded);
-    char *wrong[] = {"layers=4", "model.layer=4", "modle.layers=4", "model.heads=x", "parallel.tensor=3",
-                     "log.dir=\x1B[2J"};
+    char *wrong[] = {"layers=4",      "model.layer=4",     "modle.layers=4",
+                     "model.heads=x", "parallel.tensor=3", "log.dir=\x1B[2J"};
     load(&loaded, GOOD, wrong, 6);
     ck_assert_msg(loaded.n_errors == 5, "%s", loaded.errors);
     static const char *const says[] = {"--set layers=4: section.key=value is expected\n",
@@ -239,7 +265,7 @@ START_TEST(overrides) {
     char *rule[] = {"model.hidden=129"};
     load(&loaded, GOOD, rule, 1);
     ck_assert_msg(strstr(loaded.errors, "--set: hidden = 129 is no multiple of heads = 4; nearest: 128 or "
-                  "132\n") != NULL,
+                                        "132\n") != NULL,
                   "%s", loaded.errors);
     unload(&loaded);
 }
@@ -249,8 +275,10 @@ END_TEST
 
 START_TEST(values) {
     Loaded loaded;
-    load(&loaded, GOOD "seed = 1_000_000\neval_batches = 2k\ntimeout = 1.5h\nmicro_batch = 2\nglobal_batch = 1Ki\n"
-         "[model]\nnorm_eps = 1e-6\nrope_theta = 5e5\n[optimizer]\nlr = +.5\n[data]\nmask_documents = on\n", NULL, 0);
+    load(&loaded,
+         GOOD "seed = 1_000_000\neval_batches = 2k\ntimeout = 1.5h\nmicro_batch = 2\nglobal_batch = 1Ki\n"
+              "[model]\nnorm_eps = 1e-6\nrope_theta = 5e5\n[optimizer]\nlr = +.5\n[data]\nmask_documents = on\n",
+         NULL, 0);
     ck_assert_msg(loaded.n_errors == 0, "%s", loaded.errors);
     const Config *c = &loaded.config;
     ck_assert_uint_eq(c->seed, 1000000);
@@ -354,8 +382,8 @@ START_TEST(equation) {
     config_print_equation(&loaded.config, out);
     fclose(out);
     ck_assert_str_eq(text, "global_batch 16 = micro_batch 2 x data 2 x accumulation 4 sequences; x seq_len 128 = 2048 "
-                     "tokens "
-                     "a step; x 10 steps = 2.048e+04 tokens\n");
+                           "tokens "
+                           "a step; x 10 steps = 2.048e+04 tokens\n");
     free(text);
     unload(&loaded);
 }
@@ -433,8 +461,8 @@ START_TEST(includes_and_order) {
     write_file("run.ini", "include = models/m.ini\n[model]\nheads = 3\n");
     load_path(&loaded, "run.ini");
     ck_assert_str_eq(loaded.errors, "models/m.ini:4: hidden = 256 is no multiple of heads = 3; nearest: 255 or 258 "
-                     "(heads: "
-                     "run.ini:3)\n");
+                                    "(heads: "
+                                    "run.ini:3)\n");
     unload(&loaded);
 }
 END_TEST
@@ -458,8 +486,8 @@ START_TEST(missing_files) {
     write_file("empty.ini", "");
     load_path(&loaded, "empty.ini");
     ck_assert_str_eq(loaded.errors, "empty.ini: steps = 0 and tokens = 0: the length of the run is given by exactly "
-                     "one of "
-                     "them\n");
+                                    "one of "
+                                    "them\n");
     unload(&loaded);
 }
 END_TEST
@@ -478,9 +506,8 @@ static void choose_seed(void) {
 static uint64_t draw(uint64_t *n, uint64_t below) { return rng_bits(seed, 1, (*n)++) % below; }
 
 static char *random_text(uint64_t *n) {
-    static const char *const parts[] = {"a", "/", " ", "#", ";", "\"", "\\", "\n", "\t", "=", "[", "]", "\xC3\xA9",
-                                        ":0.5",
-                                        ",", "runs", "'", "\xE6\x97\xA5"};
+    static const char *const parts[] = {"a", "/", " ", "#",        ";",    "\"", "\\",   "\n", "\t",
+                                        "=", "[", "]", "\xC3\xA9", ":0.5", ",",  "runs", "'",  "\xE6\x97\xA5"};
     char text[128] = "";
     const uint64_t length = draw(n, 12);
     for (uint64_t i = 0; i < length; i++) strcat(text, parts[draw(n, sizeof parts / sizeof parts[0])]);
@@ -516,7 +543,8 @@ START_TEST(values_round_trip) {
         for (int i = 0; i < n_settings; i++) {
             Config a = {0}, b = {0};
             char problem[256] = "", *value = random_value(&settings[i], &n);
-            ck_assert_msg(setting_parse(&settings[i], &a, value, problem) == 0, "TRIDENT_TEST_SEED=%" PRIu64 ": %s.%s "
+            ck_assert_msg(setting_parse(&settings[i], &a, value, problem) == 0,
+                          "TRIDENT_TEST_SEED=%" PRIu64 ": %s.%s "
                           "= %s: %s",
                           seed, settings[i].section, settings[i].key, value, problem);
             char *text = setting_format(&settings[i], &a);
@@ -558,17 +586,22 @@ START_TEST(configs_round_trip) {
         const int64_t data = 1 + (int64_t)draw(&n, 6), micro = 1 + (int64_t)draw(&n, 4);
         char *free_text[3] = {random_text(&n), random_text(&n), random_text(&n)};
         char *overrides_list[] = {
-            xasprintf("model.arch=%s", draw(&n, 2) ? "gpt" : "llama"), xasprintf("model.layers=%" PRId64, layers),
-            xasprintf("model.heads=%" PRId64, heads), xasprintf("model.kv_heads=%" PRId64, draw(&n, 2) ? kv : 0),
+            xasprintf("model.arch=%s", draw(&n, 2) ? "gpt" : "llama"),
+            xasprintf("model.layers=%" PRId64, layers),
+            xasprintf("model.heads=%" PRId64, heads),
+            xasprintf("model.kv_heads=%" PRId64, draw(&n, 2) ? kv : 0),
             xasprintf("model.hidden=%" PRId64, heads * 2 * (8 + (int64_t)draw(&n, 100))),
-            xasprintf("model.vocab=%d", (int)(8 + draw(&n, 100000))), xasprintf("parallel.tensor=%" PRId64, tensor),
+            xasprintf("model.vocab=%d", (int)(8 + draw(&n, 100000))),
+            xasprintf("parallel.tensor=%" PRId64, tensor),
             xasprintf("parallel.pipeline=%" PRId64, 1 + (int64_t)draw(&n, (uint64_t)layers)),
-            xasprintf("parallel.data=%" PRId64, draw(&n, 2) ? data : 0), xasprintf("train.micro_batch=%" PRId64, micro),
+            xasprintf("parallel.data=%" PRId64, draw(&n, 2) ? data : 0),
+            xasprintf("train.micro_batch=%" PRId64, micro),
             xasprintf("train.global_batch=%" PRId64, micro * data * (1 + (int64_t)draw(&n, 9))),
             xasprintf("%s=%d", draw(&n, 2) ? "train.steps" : "train.tokens", (int)(1 + draw(&n, 1000000))),
             xasprintf("optimizer.lr=%.17g", 1e-4 + 1e-3 * (double)draw(&n, 1 << 20)),
             xasprintf("model.tie_embeddings=%s", (const char *[]){"auto", "yes", "no"}[draw(&n, 3)]),
-            xasprintf("data.train=%s", free_text[0]), xasprintf("data.valid=%s", free_text[1]),
+            xasprintf("data.train=%s", free_text[0]),
+            xasprintf("data.valid=%s", free_text[1]),
             xasprintf("log.dir=%s", free_text[2])};
         const int count = sizeof overrides_list / sizeof overrides_list[0];
         Loaded first, second;
@@ -577,8 +610,7 @@ START_TEST(configs_round_trip) {
             char *text = config_text(&first.config);
             load(&second, text, NULL, 0);
             ck_assert_msg(second.n_errors == 0 && resolve(&second, 0) == 0, "TRIDENT_TEST_SEED=%" PRIu64 "\n%s\n%s",
-                          seed, text,
-                          second.errors);
+                          seed, text, second.errors);
             char *again = config_text(&second.config);
             ck_assert_str_eq(text, again);
             ck_assert_int_eq(first.config.total_steps, second.config.total_steps);
@@ -681,8 +713,8 @@ START_TEST(help_texts) {
         char *topic = xasprintf("%s.%s", settings[i].section, settings[i].key), bounds[96];
         ck_assert_int_eq(help(topic, &text, &errors), 0);
         ck_assert_msg(strncmp(text, topic, strlen(topic)) == 0 && strstr(text, settings[i].unit) &&
-                      strstr(text, setting_bounds(&settings[i], bounds)) && strstr(text, settings[i].fallback), "%s",
-                             text);
+                          strstr(text, setting_bounds(&settings[i], bounds)) && strstr(text, settings[i].fallback),
+                      "%s", text);
         ck_assert_str_eq(errors, "");
         free(text);
         free(errors);
@@ -750,8 +782,8 @@ START_TEST(every_key_misspelt) {
         Loaded loaded;
         char *text = xasprintf(GOOD "[%s]\n%s = 1\n", elsewhere, key);
         load(&loaded, text, NULL, 0);
-        ck_assert_msg(loaded.n_errors == 1 && strstr(loaded.errors, " belongs in ") && strstr(loaded.errors,
-                      settings[i].section),
+        ck_assert_msg(loaded.n_errors == 1 && strstr(loaded.errors, " belongs in ") &&
+                          strstr(loaded.errors, settings[i].section),
                       "%s", loaded.errors);
         unload(&loaded);
         free(text);

@@ -197,8 +197,10 @@ START_TEST(includes) {
     write_file("sub/one.ini", "include = three.ini\n[a]\nx = one\ny = one\n");
     write_file("sub/three.ini", "include = ../two.ini\n[a]\ny = three\nz = three\n");
     write_file("two.ini", "[b]\nx = two\n");
-    check_file("main.ini", "b.x=two@sub/../two.ini:2\na.y=three@sub/three.ini:3\na.z=three@sub/three.ini:4\n"
-               "a.x=one@sub/one.ini:3\na.y=one@sub/one.ini:4\nb.x=two@two.ini:2\na.x=main@main.ini:4\n", "");
+    check_file("main.ini",
+               "b.x=two@sub/../two.ini:2\na.y=three@sub/three.ini:3\na.z=three@sub/three.ini:4\n"
+               "a.x=one@sub/one.ini:3\na.y=one@sub/one.ini:4\nb.x=two@two.ini:2\na.x=main@main.ini:4\n",
+               "");
     char *absolute = xasprintf("include = %s/two.ini\n", directory);
     write_file("sub/one.ini", absolute);
     char *entries = xasprintf("b.x=two@%s/two.ini:2\nb.x=two@two.ini:2\na.x=main@main.ini:4\n", directory);

@@ -52,9 +52,16 @@ static Metrics *open_metrics(int64_t first_step, bool tensorboard) {
 }
 
 static StepMetrics row_of(int64_t step, uint64_t seed) {
-    return (StepMetrics){.step = step, .total_steps = 12, .loss = rng_normal(seed, 0, (uint64_t)step),
-                         .grad_norm = rng_uniform(seed, 1, (uint64_t)step), .lr = 3e-4 / 7.0, .tokens = 1024 * step,
-                         .tokens_per_s = 12345.678, .step_ms = 8.1, .mfu = 0.25, .mem_bytes = 1 << 20,
+    return (StepMetrics){.step = step,
+                         .total_steps = 12,
+                         .loss = rng_normal(seed, 0, (uint64_t)step),
+                         .grad_norm = rng_uniform(seed, 1, (uint64_t)step),
+                         .lr = 3e-4 / 7.0,
+                         .tokens = 1024 * step,
+                         .tokens_per_s = 12345.678,
+                         .step_ms = 8.1,
+                         .mfu = 0.25,
+                         .mem_bytes = 1 << 20,
                          .valid_loss = NAN};
 }
 
@@ -72,8 +79,8 @@ static json_t **read_rows(int *n) {
     json_t **rows = xcalloc(1000, sizeof *rows);
     ck_assert(bytes == 0 || text[bytes - 1] == '\n');
     *n = 0;
-    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n",
-         &rest)) rows[(*n)++] = read_row(line);
+    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
+        rows[(*n)++] = read_row(line);
     free(text);
     return rows;
 }
@@ -233,15 +240,15 @@ START_TEST(plain_lines) {
     fflush(stderr);
     char *text = slurp("shown", &bytes), *rest = NULL;
     ck_assert_ptr_null(strpbrk(text, "\r\033"));
-    static const char *const starts[] = {"step 1/12 loss ", "step 5/12 ", "step 7/12 ", "saved here", "step 10/12 ",
-                                         "step 12/12 "};
+    static const char *const starts[] = {"step 1/12 loss ", "step 5/12 ",  "step 7/12 ",
+                                         "saved here",      "step 10/12 ", "step 12/12 "};
     int n = 0;
     for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest), n++) {
         ck_assert_int_lt(n, 6);
         ck_assert_msg(strncmp(line, starts[n], strlen(starts[n])) == 0, "%s", line);
         if (n == 2) ck_assert_msg(strstr(line, "valid 1.5000"), "%s", line);
-        if (n != 3) ck_assert_msg(strstr(line, " tok/s ") && strstr(line, " mfu 25.0%") && strstr(line, " left "), "%s",
-                                  line);
+        if (n != 3)
+            ck_assert_msg(strstr(line, " tok/s ") && strstr(line, " mfu 25.0%") && strstr(line, " left "), "%s", line);
     }
     ck_assert_int_eq(n, 6);
     free(text);
@@ -367,7 +374,8 @@ static int read_events(const char *path, Event *events, int room) {
 }
 
 START_TEST(checksums) {
-    static const uint8_t known[] = "\x1a\x11" "CRC test, one two";
+    static const uint8_t known[] = "\x1a\x11"
+                                   "CRC test, one two";
     ck_assert_uint_eq(reference_crc32c((const uint8_t *)"123456789", 9), 0xE3069283u);
     ck_assert_uint_eq(masked_crc32c("123456789", 9), reference_mask(0xE3069283u));
     ck_assert_uint_eq(masked_crc32c(known, sizeof known - 1), 0x5794D08Au);
@@ -420,8 +428,8 @@ END_TEST
 START_TEST(event_sizes) {
     static Event events[8];
     Error err = {0};
-    const EventScalar scalars[] = {{"a", 1e38}, {"a/rather/long/tag/that/has/more/than/31/letters", -0.5}, {"nan",
-                                   NAN}};
+    const EventScalar scalars[] = {
+        {"a", 1e38}, {"a/rather/long/tag/that/has/more/than/31/letters", -0.5}, {"nan", NAN}};
     int fd = event_file_open(".", &err);
     ck_assert_int_ge(fd, 0);
     ck_assert_int_eq(event_file_write(fd, INT64_C(1) << 40, 1.5, scalars, 3, &err), 0);

@@ -12,8 +12,13 @@
 #include "train/optimizer.h"
 
 static Config schedule_config(DecayKind decay, int64_t total, int64_t warmup, int64_t decay_steps) {
-    return (Config){.lr = 1e-3, .min_lr = 1e-4, .decay = decay, .warmup_steps = warmup, .decay_steps = decay_steps,
-                    .total_steps = total, .global_batch = 8};
+    return (Config){.lr = 1e-3,
+                    .min_lr = 1e-4,
+                    .decay = decay,
+                    .warmup_steps = warmup,
+                    .decay_steps = decay_steps,
+                    .total_steps = total,
+                    .global_batch = 8};
 }
 
 /* One rounding in each of a handful of operations: 10 units in the last place are plenty. */
@@ -84,8 +89,8 @@ START_TEST(batch_scaling) {
         LrScaling kind;
         int64_t global_batch, base_batch;
         double factor;
-    } cases[] = {{LR_SCALING_NONE, 64, 0, 1}, {LR_SCALING_NONE, 64, 16, 1},  {LR_SCALING_LINEAR, 64, 16, 4},
-                 {LR_SCALING_SQRT, 64, 16, 2}, {LR_SCALING_LINEAR, 8, 32, 0.25}, {LR_SCALING_SQRT, 8, 32, 0.5},
+    } cases[] = {{LR_SCALING_NONE, 64, 0, 1},    {LR_SCALING_NONE, 64, 16, 1},     {LR_SCALING_LINEAR, 64, 16, 4},
+                 {LR_SCALING_SQRT, 64, 16, 2},   {LR_SCALING_LINEAR, 8, 32, 0.25}, {LR_SCALING_SQRT, 8, 32, 0.5},
                  {LR_SCALING_LINEAR, 16, 16, 1}, {LR_SCALING_SQRT, 16, 16, 1}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Config c = schedule_config(DECAY_COSINE, 50, 5, 0), plain = c;
@@ -117,8 +122,7 @@ START_TEST(accumulation) {
             Config c;
             const bool divides = global_batch % (micro_batch * data) == 0;
             const int n = config_load_text(&c, "[train]\nsteps = 10\n[optimizer]\nlr_scaling = sqrt\nbase_batch = 32\n",
-                                           "t",
-                                           overrides, 3, out);
+                                           "t", overrides, 3, out);
             ck_assert_int_eq(n, !divides);
             if (divides) {
                 ck_assert_int_eq(config_resolve_world(&c, 0, out), 0);
@@ -149,8 +153,15 @@ typedef struct {
 } Trial;
 
 static void trial_make(Trial *t, const char *kind) {
-    char *overrides[] = {"model.vocab=11", "model.layers=1", "model.hidden=32", "model.heads=2", "model.ffn=24",
-                         "model.arch=gpt", "train.precision=fp64", "train.steps=9", "optimizer.weight_decay=0.3",
+    char *overrides[] = {"model.vocab=11",
+                         "model.layers=1",
+                         "model.hidden=32",
+                         "model.heads=2",
+                         "model.ffn=24",
+                         "model.arch=gpt",
+                         "train.precision=fp64",
+                         "train.steps=9",
+                         "optimizer.weight_decay=0.3",
                          xasprintf("optimizer.kind=%s", kind)};
     ck_assert_int_eq(config_load_text(&t->config, "", "t", overrides, 10, stderr), 0);
     free(overrides[9]);

@@ -15,7 +15,7 @@
 enum { LAYERS = 5, TENSORS_MAX = 128 };
 
 typedef struct {
-    const char *model;   /* --set words, separated by blanks */
+    const char *model; /* --set words, separated by blanks */
     int tensor, pipeline;
 } Layout;
 
@@ -115,8 +115,9 @@ static void check_storage(const TensorTable *table) {
         const Tensor *t = &table->list[i];
         int64_t *at = &end[t->sum_over_tensor ? 0 : 1];
         const char *part = strrchr(t->name, '.') - 1;
-        const bool joined = *part == 'k' || *part == 'v' || (strstr(t->name, ".mlp.up.weight") && i > 0 &&
-                                                             strstr(table->list[i - 1].name, ".mlp.gate.weight"));
+        const bool joined = *part == 'k' || *part == 'v' ||
+                            (strstr(t->name, ".mlp.up.weight") && i > 0 &&
+                             strstr(table->list[i - 1].name, ".mlp.gate.weight"));
         ck_assert_int_eq(t->count, t->local[0] * t->local[1]);
         ck_assert_int_eq(t->offset, joined ? *at : round_up(*at, 16));
         *at = t->offset + t->count;
@@ -148,8 +149,8 @@ static void check_layout(const Layout *layout, bool sequence_parallel) {
     int64_t elements = 0;
     for (int i = 0; i < all.n; i++) {
         const Covered *c = &all.list[i];
-        for (int64_t k = 0; k < c->along; k++) ck_assert_msg(c->marks[k] == 1, "%s[%d]: %d", c->name, (int)k,
-             (int)c->marks[k]);
+        for (int64_t k = 0; k < c->along; k++)
+            ck_assert_msg(c->marks[k] == 1, "%s[%d]: %d", c->name, (int)k, (int)c->marks[k]);
         elements += c->along * c->across;
     }
     ck_assert_int_eq(elements, model_parameters(&config));
@@ -256,8 +257,8 @@ START_TEST(init_is_normal) {
                       squares / n);
         ck_assert_int_eq(same, 0);
     }
-    ck_assert(a[tensor_find(&table, "blocks.0.attn.q.weight")->offset] != a[tensor_find(&table,
-              "blocks.1.attn.q.weight")->offset]);
+    ck_assert(a[tensor_find(&table, "blocks.0.attn.q.weight")->offset] !=
+              a[tensor_find(&table, "blocks.1.attn.q.weight")->offset]);
     free(a);
     free(b);
     tensor_table_free(&table);
@@ -272,14 +273,14 @@ static const struct {
     const char *file;
     double parameters, unit;
 } published[] = {
-    {"gpt2-124m.ini", 124439808, 1},    {"gpt2-355m.ini", 354823168, 1},    {"gpt2-774m.ini", 774030080, 1},
-    {"gpt2-1558m.ini", 1557611200, 1},  {"gpt3-125m.ini", 125.2e6, 1e5},    {"gpt3-350m.ini", 355.9e6, 1e5},
-    {"gpt3-760m.ini", 760.3e6, 1e5},    {"gpt3-1.3b.ini", 1.316e9, 1e6},    {"gpt3-2.7b.ini", 2.652e9, 1e6},
-    {"gpt3-6.7b.ini", 6.658e9, 1e6},    {"gpt3-13b.ini", 12.85e9, 1e7},     {"gpt3-175b.ini", 174.6e9, 1e8},
-    {"llama-7b.ini", 6.738e9, 1e6},     {"llama-13b.ini", 13.016e9, 1e6},   {"llama-33b.ini", 32.529e9, 1e6},
-    {"llama-65b.ini", 65.286e9, 1e6},   {"llama2-7b.ini", 6.738e9, 1e6},    {"llama2-13b.ini", 13.016e9, 1e6},
-    {"llama2-34b.ini", 33.744e9, 1e6},  {"llama2-70b.ini", 68.977e9, 1e6},  {"llama3-8b.ini", 8.030e9, 1e6},
-    {"llama3-70b.ini", 70.554e9, 1e6},  {"llama3.1-405b.ini", 405.853e9, 1e6}, {"llama3.2-1b.ini", 1.236e9, 1e6},
+    {"gpt2-124m.ini", 124439808, 1},   {"gpt2-355m.ini", 354823168, 1},       {"gpt2-774m.ini", 774030080, 1},
+    {"gpt2-1558m.ini", 1557611200, 1}, {"gpt3-125m.ini", 125.2e6, 1e5},       {"gpt3-350m.ini", 355.9e6, 1e5},
+    {"gpt3-760m.ini", 760.3e6, 1e5},   {"gpt3-1.3b.ini", 1.316e9, 1e6},       {"gpt3-2.7b.ini", 2.652e9, 1e6},
+    {"gpt3-6.7b.ini", 6.658e9, 1e6},   {"gpt3-13b.ini", 12.85e9, 1e7},        {"gpt3-175b.ini", 174.6e9, 1e8},
+    {"llama-7b.ini", 6.738e9, 1e6},    {"llama-13b.ini", 13.016e9, 1e6},      {"llama-33b.ini", 32.529e9, 1e6},
+    {"llama-65b.ini", 65.286e9, 1e6},  {"llama2-7b.ini", 6.738e9, 1e6},       {"llama2-13b.ini", 13.016e9, 1e6},
+    {"llama2-34b.ini", 33.744e9, 1e6}, {"llama2-70b.ini", 68.977e9, 1e6},     {"llama3-8b.ini", 8.030e9, 1e6},
+    {"llama3-70b.ini", 70.554e9, 1e6}, {"llama3.1-405b.ini", 405.853e9, 1e6}, {"llama3.2-1b.ini", 1.236e9, 1e6},
     {"llama3.2-3b.ini", 3.213e9, 1e6},
 };
 enum { N_PUBLISHED = sizeof published / sizeof published[0] };
@@ -308,7 +309,8 @@ START_TEST(published_models) {
     ck_assert_int_eq(config_resolve_world(&config, 0, stderr), 0);
     ck_assert_int_eq(config_resolve_model(&config, 0, stderr), 0);
     const double found = (double)model_parameters(&config);
-    ck_assert_msg(fabs(found - published[_i].parameters) <= 0.5 * published[_i].unit, "%s: %.0f parameters, published "
+    ck_assert_msg(fabs(found - published[_i].parameters) <= 0.5 * published[_i].unit,
+                  "%s: %.0f parameters, published "
                   "%.0f",
                   published[_i].file, found, published[_i].parameters);
     /* The formula against the table itself, of which each stage's is small enough to make. */
