@@ -123,7 +123,8 @@ static void refuse_unknown_launchers(int world_size) {
     if (ompi && launch_env_number("OMPI_COMM_WORLD_SIZE", ompi, 1, LAUNCH_RANKS_MAX) > 1) {
         die(EXIT_LAUNCH,
             "started by mpirun with %s processes; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each, for "
-            "example: mpirun sh -c 'RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE MASTER_ADDR=HOST trident ...'",
+            "example: mpirun sh -c 'RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE MASTER_ADDR=HOST "
+            "trident ...'",
             ompi);
     }
 }

@@ -141,7 +141,8 @@ static int env_connect(const Launch *launch, const char *host, const char *port)
         now = clock_s();
         if (now + pause_s >= deadline) {
             die(EXIT_LAUNCH,
-                "no connection to rank 0 at %s:%s within %.0f s: %s (is RANK=0 running there, with the same MASTER_PORT%s?)",
+                "no connection to rank 0 at %s:%s within %.0f s: %s (is RANK=0 running there, with the same "
+                "MASTER_PORT%s?)",
                 host, port, launch->timeout_s, reason,
                 launch_env_text("TRIDENT_JOB_SECRET") ? " and TRIDENT_JOB_SECRET" : ", user and job");
         }

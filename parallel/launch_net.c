@@ -197,7 +197,8 @@ int net_listen(Launch *launch, int port, double bind_patience_s) {
     }
     if (fd < 0 && errno == EADDRINUSE) {
         die(EXIT_LAUNCH,
-            "rank %d cannot listen on port %d of host %s: it is in use (another job, or a second process with RANK=%d?); "
+            "rank %d cannot listen on port %d of host %s: it is in use (another job, or a second process with "
+            "RANK=%d?); "
             "set another MASTER_PORT",
             launch->rank, port, launch->host, launch->rank);
     }

@@ -274,7 +274,8 @@ static void open_library(Pmi2State *state) {
     if (!state->library) state->library = dlopen("libpmi2.so", RTLD_NOW | RTLD_LOCAL);
     if (!state->library) {
         die(EXIT_LAUNCH,
-            "started under a PMI process manager (PMI_FD is set), but libpmi2 cannot be opened: %s; install it (Debian: "
+            "started under a PMI process manager (PMI_FD is set), but libpmi2 cannot be opened: %s; install it "
+            "(Debian: "
             "libpmi2-0), or start with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
             dlerror());
     }

@@ -291,7 +291,8 @@ def main():
         prepare(directory)
     except Refused as problem:
         print(f"error: {problem}\n\nNo text was made. Either make apt work (`sudo apt-get update` on a machine with a "
-              f"network), or put\nthe Debian packages {BIBLE_PACKAGE} and {AUSTEN_PACKAGE} (.deb files, any version) into\n"
+              f"network), or put\nthe Debian packages {BIBLE_PACKAGE} and {AUSTEN_PACKAGE} (.deb files, any version) "
+              f"into\n"
               f"{os.path.join(directory, 'packages')}/ and run this again, or use text of your own.", file=sys.stderr)
         return 3
     except OSError as problem:

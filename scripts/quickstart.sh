@@ -26,7 +26,8 @@ fi
 echo
 echo "A passage by the model (each run of the command with another --seed gives another one):"
 echo
-./trident generate --checkpoint "$run/checkpoints" --prompt "And it came to pass" --tokens 400 --temperature 0.8 --seed 1
+./trident generate --checkpoint "$run/checkpoints" --prompt "And it came to pass" --tokens 400 \
+    --temperature 0.8 --seed 1
 cat <<END
 
 checkpoints  $run/checkpoints; what is in them: ./trident inspect $run/checkpoints

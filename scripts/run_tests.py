@@ -32,7 +32,8 @@ KINDS = {
 }
 LONG_ONLY = ("clang",)
 # What ThreadSanitizer looks at: all that has threads but for the kernels, whose OpenMP runtime it cannot see into.
-THREAD_TESTS = ("base/*", "data/test_samples", "data/test_tokenize_files", "parallel/test_launch*", "parallel/test_comm*")
+THREAD_TESTS = ("base/*", "data/test_samples", "data/test_tokenize_files", "parallel/test_launch*",
+        "parallel/test_comm*")
 # Take a minute each under AddressSanitizer: in check-long only.
 ADDRESS_LONG = ("kernels/test_attention", "kernels/test_matmul")
 # Takes two minutes under ThreadSanitizer: in check-long only.
@@ -137,7 +138,8 @@ def write_list(tests):
         for test in tests:
             environment = ";".join(f"{key}={value}" for key, value in test["environment"].items())
             file.write(f"add_test({test['name']} {' '.join(map(quoted, test['command']))})\n"
-                       f"set_tests_properties({test['name']} PROPERTIES LABELS {test['kind']} TIMEOUT {test['limit_s']} "
+                       f"set_tests_properties({test['name']} PROPERTIES LABELS {test['kind']} "
+                       f"TIMEOUT {test['limit_s']} "
                        f"COST {order[test['kind']]} SKIP_RETURN_CODE 77 WORKING_DIRECTORY {quoted(ROOT)} "
                        f"ENVIRONMENT {quoted(environment)})\n")
 

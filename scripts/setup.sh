@@ -54,7 +54,8 @@ else
 fi
 $as_root apt-get update -q >/dev/null || echo "setup: apt-get update failed; trying with what apt knows" >&2
 # shellcheck disable=SC2086
-if ! $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing >/tmp/trident-setup.$$ 2>&1; then
+if ! $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing \
+    >/tmp/trident-setup.$$ 2>&1; then
     tail -20 /tmp/trident-setup.$$ >&2
     rm -f /tmp/trident-setup.$$
     echo "setup: apt-get could not install:$missing" >&2

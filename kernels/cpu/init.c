@@ -33,11 +33,11 @@ void kernels_init(int threads) {
     if (openblas_set_num_threads) openblas_set_num_threads(1);
     state.one_blas_caller = openblas_get_config && strstr(openblas_get_config(), "SINGLE_THREADED");
     if (state.one_blas_caller && threads > 1) {
-        log_warn(
-            LOG_MAIN,
-            "the linked OpenBLAS is a build without threads, which several threads can't call: products that go through it "
-            "use one of this rank's %d threads; link its OpenMP or pthread build",
-            threads);
+        log_warn(LOG_MAIN,
+                 "the linked OpenBLAS is a build without threads, which several threads can't call: products that go "
+                 "through it "
+                 "use one of this rank's %d threads; link its OpenMP or pthread build",
+                 threads);
     }
 }
 

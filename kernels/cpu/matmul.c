@@ -1,4 +1,5 @@
-/* matmul.c - matrix product: our own for fp32 on AVX2 and AVX-512 (sgemm_packed.h), single-threaded CBLAS calls elsewhere.
+/* matmul.c - matrix product: our own for fp32 on AVX2 and AVX-512 (sgemm_packed.h), else single-threaded CBLAS
+ * calls.
  * In: row-major matrices and an epilogue.  Out: C, and aux where the epilogue writes it.
  * Invariants: the bits of C do not depend on the number of threads: CBLAS gets panels whose shape depends
  * on M, N and K alone, each over the whole of K; our own product has that property for any cut. The

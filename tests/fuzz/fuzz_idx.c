@@ -1,7 +1,8 @@
 /* fuzz_idx.c - libFuzzer target for Megatron's .idx: any bytes give a refusal or a file that can be read.
  *
  *   clang -g -O1 -fsanitize=fuzzer,address,undefined -D_GNU_SOURCE -I. -o fuzz_idx tests/fuzz/fuzz_idx.c \
- *       data/[a-z]*.c base/check.c base/log.c base/rng.c base/file.c base/types.c -ljansson -lxxhash -lpcre2-8 -lm -lpthread
+ *       data/[a-z]*.c base/check.c base/log.c base/rng.c base/file.c base/types.c -ljansson -lxxhash -lpcre2-8 -lm \
+ *       -lpthread
  *   ./fuzz_idx -max_total_time=60 CORPUS tests/unit/data/fixtures
  *
  * Input: the .idx, whose first two bytes (which the magic overwrites) give the size of the .bin where it is

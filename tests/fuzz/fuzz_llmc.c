@@ -1,7 +1,8 @@
 /* fuzz_llmc.c - libFuzzer target for llm.c's token shards: any bytes give a refusal or a file that can be read.
  *
  *   clang -g -O1 -fsanitize=fuzzer,address,undefined -D_GNU_SOURCE -I. -o fuzz_llmc tests/fuzz/fuzz_llmc.c \
- *       data/[a-z]*.c base/check.c base/log.c base/rng.c base/file.c base/types.c -ljansson -lxxhash -lpcre2-8 -lm -lpthread
+ *       data/[a-z]*.c base/check.c base/log.c base/rng.c base/file.c base/types.c -ljansson -lxxhash -lpcre2-8 -lm \
+ *       -lpthread
  *   ./fuzz_llmc -max_total_time=60 -max_len=4096 CORPUS tests/unit/data/fixtures
  *
  * Input: one shard, which is also put behind itself as a second one. */

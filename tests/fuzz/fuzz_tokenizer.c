@@ -1,7 +1,8 @@
 /* fuzz_tokenizer.c - libFuzzer target for vocab.json and merges.txt, and for encoding with what they give.
  *
  *   clang -g -O1 -fsanitize=fuzzer,address,undefined -D_GNU_SOURCE -I. -o fuzz_tokenizer tests/fuzz/fuzz_tokenizer.c \
- *       data/[a-z]*.c base/check.c base/log.c base/rng.c base/file.c base/types.c -ljansson -lxxhash -lpcre2-8 -lm -lpthread
+ *       data/[a-z]*.c base/check.c base/log.c base/rng.c base/file.c base/types.c -ljansson -lxxhash -lpcre2-8 -lm \
+ *       -lpthread
  *   ./fuzz_tokenizer -max_total_time=60 -max_len=16384 CORPUS tests/unit/data/fixtures/tiny_bpe
  *
  * Input: the first byte says what follows: the end of a vocabulary that already has all bytes, then a zero

@@ -54,7 +54,8 @@ def template(tmp_path_factory):
 
 
 def snapshot(directory):
-    return {str(p.relative_to(directory)): (p.read_bytes() if p.is_file() else None, p.lstat().st_mtime_ns if p.is_file()
+    return {str(p.relative_to(directory)): (p.read_bytes() if p.is_file() else None,
+            p.lstat().st_mtime_ns if p.is_file()
                                             else 0) for p in sorted(directory.rglob("*"))}
 
 
@@ -173,11 +174,13 @@ CONFIGS = {
     "unknown section": (CONFIG, ["[modell]", "model"], ["run.ini"], file_of("run.ini", "[modell]\nlayers = 2\n")),
     "key before a section": (CONFIG, "run.ini:1:", ["run.ini"], file_of("run.ini", "layers = 2\n[model]\n")),
     "key in another section": (CONFIG, ["layers", "[model]"], ["run.ini"], file_of("run.ini", "[train]\nlayers = 2\n")),
-    "key twice": (CONFIG, ["run.ini:3:", "layers"], ["run.ini"], file_of("run.ini", "[model]\nlayers = 2\nlayers = 3\n")),
+    "key twice": (CONFIG, ["run.ini:3:", "layers"], ["run.ini"], file_of("run.ini",
+            "[model]\nlayers = 2\nlayers = 3\n")),
     "unfinished section": (CONFIG, "run.ini:1:", ["run.ini"], file_of("run.ini", "[model\nlayers = 2\n")),
     "missing include": (CONFIG, ["run.ini:1:", "none.ini"], ["run.ini"], file_of("run.ini", "include = none.ini\n")),
     "includes itself": (CONFIG, ["run.ini:1:"], ["run.ini"], file_of("run.ini", "include = run.ini\n")),
-    "too large a number": (CONFIG, ["layers", "99999999999999999999"], ["run.ini", *setting("model.layers=" + "9" * 20)]),
+    "too large a number": (CONFIG, ["layers", "99999999999999999999"], ["run.ini",
+            *setting("model.layers=" + "9" * 20)]),
     "not a number": (CONFIG, ["optimizer.lr", "nan"], ["run.ini", *setting("optimizer.lr=nan")]),
     "negative": (CONFIG, ["micro_batch", "-1"], ["run.ini", *setting("train.micro_batch=-1")]),
     "unit of another kind": (CONFIG, ["timeout", "5 parsecs"], ["run.ini", *setting("train.timeout=5 parsecs")]),
@@ -217,7 +220,8 @@ CONFIGS = {
                         ["generate", "--checkpoint", "saved", "--prompt", "x", "--temperature", "nan"]),
     "top-p above one": (CONFIG, ["--top-p 1.5", "0 to 1"],
                         ["generate", "--checkpoint", "saved", "--prompt", "x", "--top-p", "1.5"]),
-    "tokens no number": (CONFIG, ["--tokens ten"], ["generate", "--checkpoint", "saved", "--prompt", "x", "--tokens=ten"]),
+    "tokens no number": (CONFIG, ["--tokens ten"], ["generate", "--checkpoint", "saved", "--prompt", "x",
+            "--tokens=ten"]),
     "tokens with a unit": (CONFIG, ["--tokens 10k"],
                            ["generate", "--checkpoint", "saved", "--prompt", "x", "--tokens", "10k"]),
     "misspelt option": (CONFIG, ["--checkpiont", "did you mean --checkpoint"], ["generate", "--checkpiont", "saved"]),
@@ -274,10 +278,12 @@ TOKEN_FILES = {
                    [*TRAIN, *setting("data.train=corpus:heavy")]),
     "zero weight": (CONFIG, ["data.train", "weights of the data are zero"], [*TRAIN, *setting("data.train=corpus:0")]),
     "weight for some": (CONFIG, ["data.valid", "other has none"], [*TRAIN, *setting("data.valid=corpus:1, other")]),
-    "corpus twice": (CONFIG, ["data.train", "corpus is given twice"], [*TRAIN, *setting("data.train=corpus:1, corpus:2")]),
+    "corpus twice": (CONFIG, ["data.train", "corpus is given twice"], [*TRAIN,
+            *setting("data.train=corpus:1, corpus:2")]),
     "no path": (CONFIG, ["data.train", "a path is missing at character 8"], [*TRAIN, *setting("data.train=corpus,")]),
     "empty shard": (DATA, ["corpus.bin: has 0 bytes"], TRAIN, both(llmc(), cut("corpus.bin", 0))),
-    "shard without a whole header": (DATA, ["corpus.bin: has 1023 bytes"], TRAIN, both(llmc(), cut("corpus.bin", 1023))),
+    "shard without a whole header": (DATA, ["corpus.bin: has 1023 bytes"], TRAIN, both(llmc(), cut("corpus.bin",
+            1023))),
     "cut shard": (DATA, ["corpus.bin: has 1823 bytes; with 400 tokens (byte 8) it should have 1824"], TRAIN,
                   both(llmc(), cut("corpus.bin", -1))),
     "shard version": (DATA, ["corpus.bin: has version 3 (byte 4)", "version 1"], TRAIN, llmc(version=3)),
@@ -321,7 +327,8 @@ TEXTS = {
     "a byte is missing": (DATA, ["bpe/vocab.json"], BPE, tokenizer(vocab_with(a=None, abc=64, z=257))),
     "no end of text": (DATA, ["bpe/vocab.json", "<|endoftext|>"], BPE,
                        tokenizer(vocab_with(**{"<|endoftext|>": None}))),
-    "merges of another": (DATA, ["bpe/merges.txt:3", "do not belong together"], BPE, tokenizer(None, "#version\na b\nx y\n")),
+    "merges of another": (DATA, ["bpe/merges.txt:3", "do not belong together"], BPE, tokenizer(None,
+            "#version\na b\nx y\n")),
     "merge twice": (DATA, ["bpe/merges.txt:3", "the same merge"], BPE, tokenizer(None, "#version\na b\na b\n")),
     "merge of three": (DATA, ["bpe/merges.txt:2", "two tokens"], BPE, tokenizer(None, "#version\na b c\n")),
     "merges are empty": (DATA, ["bpe/merges.txt: has no merges"], BPE, tokenizer(None, "#version\n")),
@@ -343,7 +350,8 @@ TEXTS = {
                                file_of("lines.jsonl", '{"text": 5}\n')),
     "bad JSON": (DATA, ["lines.jsonl:2:"], [*BYTES, "lines.jsonl"],
                  file_of("lines.jsonl", '{"text": "good"}\n{"text": "x\n')),
-    "output below a file": (DATA, ["text.txt"], ["tokenize", "--tokenizer", "bytes", "--out", "text.txt/out", "text.txt"]),
+    "output below a file": (DATA, ["text.txt"], ["tokenize", "--tokenizer", "bytes", "--out", "text.txt/out",
+            "text.txt"]),
     "output is a directory": (CONFIG, ["--out bpe/", "name"],
                               ["tokenize", "--tokenizer", "bytes", "--out", "bpe/", "text.txt"]),
     "output without a name": (CONFIG, ["--out"], ["tokenize", "--tokenizer", "bytes", "--out", "", "text.txt"]),
@@ -390,13 +398,15 @@ CHECKPOINTS = {
     "swapped shards": (CHECKPOINT, ["shard-"], [*TRAIN, *ALONE], swapped),
     "wrong step": (CHECKPOINT, ["step-00000009", "4"], [*TRAIN, "--set", "checkpoint.resume=saved/step-00000009"],
                    lambda d: (d / SAVED).rename(d / "saved/step-00000009")),
-    "no manifest": (CHECKPOINT, ["step-00000004", "manifest.json"], [*TRAIN, *ALONE], removed(f"{SAVED}/manifest.json")),
+    "no manifest": (CHECKPOINT, ["step-00000004", "manifest.json"], [*TRAIN, *ALONE],
+            removed(f"{SAVED}/manifest.json")),
     "empty manifest": (CHECKPOINT, ["manifest.json"], [*TRAIN, *ALONE], cut(f"{SAVED}/manifest.json", 0)),
     "cut manifest": (CHECKPOINT, ["manifest.json"], [*TRAIN, *ALONE], cut(f"{SAVED}/manifest.json", -2)),
     "changed manifest": (CHECKPOINT, ["manifest.json"], [*TRAIN, *ALONE],
                          manifest(lambda text: text.replace('"step": 4', '"step": 5'))),
     "manifest of another format": (CHECKPOINT, ["manifest.json"], [*TRAIN, *ALONE], manifest(lambda text: '{"a": 1}')),
-    "no such checkpoint": (CHECKPOINT, ["checkpoint.resume = none-here"], [*TRAIN, "--set", "checkpoint.resume=none-here"]),
+    "no such checkpoint": (CHECKPOINT, ["checkpoint.resume = none-here"], [*TRAIN, "--set",
+            "checkpoint.resume=none-here"]),
     "weights of nothing": (CHECKPOINT, ["none-here"], [*TRAIN, "--set", "checkpoint.resume=weights:none-here"]),
     "another model": (CHECKPOINT, ["model.hidden = 64", "32", "checkpoint.allow"], TRAIN, another_model),
     "another model's weights": (CHECKPOINT, ["model.hidden = 64", "another model"],
@@ -426,7 +436,8 @@ def test_checkpoints(case, template, tmp_path):
 
 def two(**changes):
     """Settings of a grid, all given: so that no launcher's number is taken for one of them."""
-    return setting(*(f"parallel.{key}={value}" for key, value in {"data": 1, "pipeline": 1, "tensor": 1, **changes}.items()))
+    return setting(*(f"parallel.{key}={value}" for key, value in {"data": 1, "pipeline": 1, "tensor": 1,
+            **changes}.items()))
 
 
 def hosts(*names):
@@ -463,7 +474,8 @@ LAUNCHES = {
     "mpirun": (LAUNCH, ["mpirun with 4 processes"], TRAIN, None, {"OMPI_COMM_WORLD_SIZE": "4"}),
     "half a PMI": (LAUNCH, ["PMI"], TRAIN, None, {"PMI_FD": "99", "PMI_RANK": "0", "PMI_SIZE": "2"}),
 }
-NO_LAUNCHER = {name: "" for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PMI_FD", "PMI_SIZE", "PMI_RANK",
+NO_LAUNCHER = {name: "" for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PMI_FD", "PMI_SIZE",
+        "PMI_RANK",
                                      "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_PROCID")}
 
 

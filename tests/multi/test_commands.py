@@ -28,7 +28,8 @@ def write_text(path, n_documents=40):
 
 
 def settings(**changes):
-    return {**BASE, "model.layers": 2, "model.vocab": 0, "train.steps": STEPS, "data.train": "text", "data.valid": "text",
+    return {**BASE, "model.layers": 2, "model.vocab": 0, "train.steps": STEPS, "data.train": "text",
+            "data.valid": "text",
             "data.tokenizer": "bytes", "train.eval_every": 10, "train.eval_batches": 1000, "train.threads": 1,
             "train.micro_batch": 2, "checkpoint.dir": "saved", "log.dir": "log", **changes}
 
@@ -124,7 +125,8 @@ def test_checkpoints_of_any_layout_give_the_same_text(llama):
 
 def test_text_that_cannot_be_written_is_an_error(llama):
     with open("/dev/full", "w") as full:
-        done = subprocess.run([TRIDENT, "generate", "--checkpoint", "saved", "--prompt", "x", "--tokens", "2"], cwd=llama,
+        done = subprocess.run([TRIDENT, "generate", "--checkpoint", "saved", "--prompt", "x", "--tokens", "2"],
+                cwd=llama,
                               stdout=full, stderr=subprocess.PIPE, timeout=60)
     assert done.returncode == 3 and b"cannot write to standard output: No space left" in done.stderr
 
@@ -281,9 +283,11 @@ def test_live_line_on_a_terminal(columns, llama):
     passing = [line for line in live if line not in lasting]
     assert all(len(line) < columns for line in passing)  # none wraps, and so each can be wiped out
     if columns == 200:
-        assert all(re.search(r"loss \d+\.\d+ norm \S+ lr \S+ \d+ tok/s mfu \S+% mem \S+ MB left \S+$", x) for x in passing)
+        assert all(re.search(r"loss \d+\.\d+ norm \S+ lr \S+ \d+ tok/s mfu \S+% mem \S+ MB left \S+$",
+                x) for x in passing)
     # What stays on the screen: whole lines only.
-    screen = [re.split(r"\r(?=\x1b)", line)[-1].replace("\x1b[K", "") for line in shown.replace("\r\n", "\n").split("\n")]
+    screen = [re.split(r"\r(?=\x1b)", line)[-1].replace("\x1b[K", "") for line in shown.replace("\r\n",
+            "\n").split("\n")]
     assert [line for line in screen if line.startswith("step ")] == lasting
     assert screen[-1] == ""
 
@@ -379,7 +383,8 @@ def fields(data):
 
 
 def test_event_files_hold_the_metrics(llama):
-    """event.proto: wall_time 1, step 2, file_version 3, summary 5; summary.proto: value 1 with tag 1, simple_value 2."""
+    """event.proto: wall_time 1, step 2, file_version 3, summary 5; summary.proto: value 1, with tag 1 and
+    simple_value 2."""
     files = list((llama / "log").glob("events.out.tfevents.*"))
     assert len(files) == 1
     events = [dict(fields(record)) for record in records(files[0].read_bytes())]
@@ -392,7 +397,8 @@ def test_event_files_hold_the_metrics(llama):
             scalars[event[2], one[1].decode()] = one[2]
         assert 1.6e9 < event[1] < 1e11
     rows = metrics(llama / "log")
-    keys = {"train/loss": "loss", "train/grad_norm": "grad_norm", "train/lr": "lr", "train/tokens_per_s": "tokens_per_s",
+    keys = {"train/loss": "loss", "train/grad_norm": "grad_norm", "train/lr": "lr",
+            "train/tokens_per_s": "tokens_per_s",
             "valid/loss": "valid_loss"}
     expected = {(step, tag): struct.unpack("f", struct.pack("f", row[key]))[0]
                 for step, row in rows.items() for tag, key in keys.items() if key in row}

@@ -17,7 +17,8 @@ def listing(directory):
     ({"model.layer": 3}, "[model] layer = 3: unknown key; did you mean layers?"),
     ({"model.hidden": 65}, "hidden = 65 is no multiple of heads = 4; nearest: 64 or 68"),
     ({"train.precision": "fp8"}, "train.precision = fp8: one of fp32, fp64"),
-    ({"train.global_batch": 7, "parallel.data": 2}, "global_batch = 7 is no multiple of micro_batch x data = 1 x 2 = 2"),
+    ({"train.global_batch": 7, "parallel.data": 2},
+            "global_batch = 7 is no multiple of micro_batch x data = 1 x 2 = 2"),
     ({"parallel.ranks": 3, "parallel.tensor": 2}, "ranks = 3 is no multiple of pipeline x tensor = 1 x 2 = 2"),
 ])
 def test_refused(tmp_path, command, change, says):

@@ -244,7 +244,8 @@ def make_optimizer(s, w):
 
 def disturb(w, relative, generator):
     """Adds to each gradient a normal error, relative to the tensor's root mean square gradient, but at least to a
-    thousandth of that of all (the true gradient of a key's bias is zero). Rows of tokens that did not occur stay zero."""
+    thousandth of that of all (the true gradient of a key's bias is zero). Rows of tokens that did not occur stay
+    zero."""
     total = sum(t.numel() for t in w.values())
     least = 1e-3 * math.sqrt(sum(float((t.grad ** 2).sum()) for t in w.values()) / total)
     for t in w.values():
@@ -307,7 +308,8 @@ def write(name):
     lines = json.dumps(result, separators=(",", ":")).replace('},"', '},\n"').replace('],"', '],\n"')
     (FIXTURES / f"{name}.json").write_text(lines + "\n")
     clipped = sum(n > s["optimizer.clip"] for n in norms)
-    print(f"{name}: loss {losses[0]:.6f} to {losses[-1]:.6f}, clipped {clipped} of {len(norms)}, {len(tensors)} tensors")
+    print(f"{name}: loss {losses[0]:.6f} to {losses[-1]:.6f}, clipped {clipped} of {len(norms)}, "
+          f"{len(tensors)} tensors")
 
 
 if __name__ == "__main__":

@@ -308,7 +308,8 @@ END_TEST
 START_TEST(jsonl_text_fields) {
     static const char lines[] =
         "\xEF\xBB\xBF{\"text\": \"one\"}\n"
-        "{\"id\": 123456789012345678901234567890, \"meta\": {\"text\": \"no\"}, \"text\": \"caf\\u00e9 \\ud83d\\ude42\"}\r\n"
+        "{\"id\": 123456789012345678901234567890, \"meta\": {\"text\": \"no\"}, \"text\": \"caf\\u00e9 "
+        "\\ud83d\\ude42\"}\r\n"
         "\n"
         "{\"text\": \"a\\u0000b\\n\"}";
     scratch_write("x.jsonl", lines, sizeof lines - 1);
