@@ -27,8 +27,9 @@ BENCHES = $(patsubst scripts/bench/%.c,$(BUILD)/bench/%,$(wildcard scripts/bench
 
 # ---- the program ----
 
+# ./trident is the default build's, whatever is built elsewhere.
 all: $(BUILD)/trident
-	@ln -sfn $(BUILD)/trident trident
+	@[ $(BUILD) != build/cpu ] || ln -sfn $(BUILD)/trident trident
 
 $(BUILD)/trident: $(BUILD)/obj/train/main.o $(LIBS)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)

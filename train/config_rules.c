@@ -128,11 +128,7 @@ static void check_length(const Config *c, Complaints *out) {
 static void check_decay(const Config *c, Complaints *out) {
     const char *const length = c->tokens ? "train.tokens" : "train.steps";
     char keys[128];
-    if (c->total_steps && c->warmup_steps > c->total_steps) {
-        snprintf(keys, sizeof keys, "optimizer.warmup_steps %s", length);
-        complain_about(out, keys, "warmup_steps = %" PRId64 " is longer than the run of %" PRId64 " steps",
-                       c->warmup_steps, c->total_steps);
-    } else if (c->total_steps && c->decay == DECAY_WSD && c->decay_steps > c->total_steps - c->warmup_steps) {
+    if (c->total_steps && c->decay == DECAY_WSD && c->decay_steps > c->total_steps - c->warmup_steps) {
         snprintf(keys, sizeof keys, "optimizer.decay_steps optimizer.warmup_steps %s", length);
         complain_about(out, keys,
                        "warmup_steps + decay_steps = %" PRId64 " + %" PRId64 " is longer than the run of %" PRId64

@@ -87,6 +87,12 @@ static void print_start(const Run *run, int threads) {
         layer_map_print(&t->model.map, stderr);
     }
     config_print_equation(c, stderr);
+    if (c->warmup_steps > c->total_steps) {
+        log_warn(LOG_TRAIN,
+                 "warmup_steps = %" PRId64 " goes on after the last of %" PRId64 " steps: the rate ends at %.3g of "
+                 "lr = %.3g",
+                 c->warmup_steps, c->total_steps, learning_rate(c, c->total_steps - 1), c->lr);
+    }
     log_info(LOG_TRAIN, "%s, %" PRId64 " parameters, %s, %d rank%s (%s) x %d thread%s, kernels: %s",
              c->arch == ARCH_GPT ? "gpt" : "llama", model_parameters(c), dtype_name(c->dtype), t->grid.world_size,
              t->grid.world_size == 1 ? "" : "s", launch_kind(run->launch), threads, threads == 1 ? "" : "s",

@@ -192,7 +192,6 @@ CONFIGS = {
     "ranks and grid": (CONFIG, ["ranks = 5", "2 x 2 x 1 = 4"],
                        ["run.ini", *setting("parallel.ranks=5", "parallel.data=2", "parallel.pipeline=2")]),
     "steps and tokens": (CONFIG, ["steps = 6 and tokens = 100"], ["run.ini", *setting("train.tokens=100")]),
-    "warm-up past the end": (CONFIG, ["warmup_steps = 7", "6"], ["run.ini", *setting("optimizer.warmup_steps=7")]),
     "order with a twice": (CONFIG, ["order", "tensor"], ["run.ini", *setting("parallel.order=tensor, tensor, data")]),
     "bigger than any memory": (CONFIG, ["are more than any memory holds"],
                                ["run.ini", *setting("model.hidden=1048576", "model.heads=4096", "model.kv_heads=4096",

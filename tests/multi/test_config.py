@@ -95,3 +95,10 @@ def test_help(tmp_path):
     assert "[parallel]" in text and "tensor" in text
     one = run(["help", "parallel.tensor"], tmp_path, check=0).out
     assert one.startswith("parallel.tensor\n") and "from 1 to 4096" in one and "unit: ranks" in one
+
+
+def test_run_that_ends_within_its_warm_up(tmp_path):
+    make_corpus(tmp_path)
+    write_config(tmp_path / "run.ini", {**GOOD, "train.steps": 2, "optimizer.warmup_steps": 8, "optimizer.lr": 1e-3})
+    done = run(["run.ini"], tmp_path, check=0)
+    assert "warmup_steps = 8 goes on after the last of 2 steps: the rate ends at 0.00025 of lr = 0.001" in done.err
