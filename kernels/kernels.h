@@ -24,10 +24,10 @@ typedef enum { NORM_LAYER, NORM_RMS } NormKind;
 
 /* threads: of this process, at least 1. Call once before any operation. */
 void kernels_init(int threads);
-/* "avx512", "avx2" or "portable": what runs now. The next two are for tests. */
+/* "avx512", "avx2" or "portable": what runs now. */
 const char *kernels_path(void);
-void kernels_force_portable(bool portable);
-void kernels_without_avx512(bool without);
+/* For tests and benchmarks: the named path, or the best below it that the CPU has; NULL: no limit. */
+void kernels_limit_path(const char *path);
 /* Measured multiply-add peak of the threads given to kernels_init, in FLOP/s. Takes about 20 ms;
  * the first call measures. */
 double kernels_peak_flops(DType dtype);

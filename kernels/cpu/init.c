@@ -18,10 +18,10 @@ extern void openblas_set_num_threads(int threads) __attribute__((weak));
 extern char *openblas_get_config(void) __attribute__((weak));
 
 static struct {
-    int threads; /* 0: kernels_init was not called */
-    bool force_portable, without_avx512;
-    bool one_blas_caller; /* the BLAS may not be called by several threads at once */
-    double peak_flops[2]; /* fp32, fp64; 0: not measured yet */
+    int threads;             /* 0: kernels_init was not called */
+    bool no_avx2, no_avx512; /* as kernels_limit_path said */
+    bool one_blas_caller;    /* the BLAS may not be called by several threads at once */
+    double peak_flops[2];    /* fp32, fp64; 0: not measured yet */
 } state;
 
 void kernels_init(int threads) {
@@ -62,15 +62,18 @@ static bool cpu_has_avx512(void) {
 #endif
 }
 
-bool kernels_avx2_chosen(void) { return !state.force_portable && cpu_has_avx2(); }
+bool kernels_avx2_chosen(void) { return !state.no_avx2 && cpu_has_avx2(); }
 
-bool kernels_avx512_chosen(void) { return !state.without_avx512 && kernels_avx2_chosen() && cpu_has_avx512(); }
+bool kernels_avx512_chosen(void) { return !state.no_avx512 && kernels_avx2_chosen() && cpu_has_avx512(); }
 
 const char *kernels_path(void) { return kernels_avx512() ? "avx512" : kernels_avx2() ? "avx2" : "portable"; }
 
-void kernels_force_portable(bool portable) { state.force_portable = portable; }
-
-void kernels_without_avx512(bool without) { state.without_avx512 = without; }
+void kernels_limit_path(const char *path) {
+    const bool portable = path && strcmp(path, "portable") == 0, avx2 = path && strcmp(path, "avx2") == 0;
+    REQUIRE(!path || portable || avx2 || strcmp(path, "avx512") == 0);
+    state.no_avx2 = portable;
+    state.no_avx512 = portable || avx2;
+}
 
 void share_chunks(int64_t count, ChunkFunction run, void *args) {
     int threads = (int)min_i64(kernels_threads(), count);

@@ -25,19 +25,16 @@
 typedef struct {
     const char *name;
     DType dtype;
-    bool portable, without_avx512;
+    const char *limit; /* of kernels_limit_path */
 } TestPath;
 
 enum { TEST_PATHS = 4 };
-static const TestPath test_paths[TEST_PATHS] = {{"fp32, fastest path", DT_F32, false, false},
-                                                {"fp32, portable", DT_F32, true, false},
-                                                {"fp64", DT_F64, true, false},
-                                                {"fp32, without AVX-512", DT_F32, false, true}};
+static const TestPath test_paths[TEST_PATHS] = {{"fp32, fastest path", DT_F32, NULL},
+                                                {"fp32, portable", DT_F32, "portable"},
+                                                {"fp64", DT_F64, "portable"},
+                                                {"fp32, at most AVX2", DT_F32, "avx2"}};
 
-static inline void test_path_choose(const TestPath *path) {
-    kernels_force_portable(path->portable);
-    kernels_without_avx512(path->without_avx512);
-}
+static inline void test_path_choose(const TestPath *path) { kernels_limit_path(path->limit); }
 
 static inline double unit_roundoff(DType dtype) { return dtype == DT_F64 ? 0x1p-53 : 0x1p-24; }
 

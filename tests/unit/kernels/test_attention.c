@@ -227,7 +227,7 @@ static void check_shape(TestRandom *r, AttentionShape s, bool documents, double 
         reference_free(&ref);
         free_problem(&p);
     }
-    kernels_force_portable(false);
+    kernels_limit_path(NULL);
 }
 
 static AttentionShape shape_of(int64_t B, int64_t T, int64_t T_keys, int64_t KV, int64_t group, int64_t D,
@@ -328,7 +328,7 @@ START_TEST(threads_do_not_change_bits) {
             free_problem(&p);
         }
     }
-    kernels_force_portable(false);
+    kernels_limit_path(NULL);
 }
 END_TEST
 
@@ -344,7 +344,7 @@ START_TEST(nan_in_a_query_shows) {
         for (int64_t t = 0; t < 20; t++) ck_assert(isnan(element(p.out, at_out(&p.s, 0, t, 0), p.dtype)) == (t == 9));
         free_problem(&p);
     }
-    kernels_force_portable(false);
+    kernels_limit_path(NULL);
 }
 END_TEST
 

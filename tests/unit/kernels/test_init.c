@@ -3,21 +3,23 @@
 
 #include "kernels/cpu/common.h"
 
-START_TEST(path_follows_the_cpu_and_can_be_forced) {
-    kernels_force_portable(true);
+START_TEST(path_follows_the_cpu_and_can_be_limited) {
+    kernels_limit_path("portable");
     ck_assert_str_eq(kernels_path(), "portable");
-    kernels_force_portable(false);
+    kernels_limit_path(NULL);
 #if KERNELS_X86
     bool wide = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     bool wider = wide && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
                  __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
     ck_assert_str_eq(kernels_path(), wider ? "avx512" : wide ? "avx2" : "portable");
-    kernels_without_avx512(true);
+    kernels_limit_path("avx512");
+    ck_assert_str_eq(kernels_path(), wider ? "avx512" : wide ? "avx2" : "portable");
+    kernels_limit_path("avx2");
     ck_assert_str_eq(kernels_path(), wide ? "avx2" : "portable");
-    kernels_without_avx512(false);
 #else
     ck_assert_str_eq(kernels_path(), "portable");
 #endif
+    kernels_limit_path(NULL);
 }
 END_TEST
 
@@ -41,7 +43,7 @@ END_TEST
 START_TEST(peak_is_plausible) {
     kernels_init(1);
     for (int portable = 0; portable < 2; portable++) {
-        kernels_force_portable(portable);
+        kernels_limit_path(portable ? "portable" : NULL);
         kernels_init(1);
         double f32 = kernels_peak_flops(DT_F32), f64 = kernels_peak_flops(DT_F64);
         /* Any processor of the last fifteen years does a multiply-add in four cycles at 1 GHz, and none
@@ -50,7 +52,7 @@ START_TEST(peak_is_plausible) {
         ck_assert(f64 > 5e8 && f64 < 1.3e12);
         ck_assert(kernels_peak_flops(DT_F32) == f32);
     }
-    kernels_force_portable(false);
+    kernels_limit_path(NULL);
 }
 END_TEST
 
@@ -58,7 +60,7 @@ int main(void) {
     Suite *suite = suite_create("init");
     TCase *tcase = tcase_create("init");
     tcase_set_timeout(tcase, 60);
-    tcase_add_test(tcase, path_follows_the_cpu_and_can_be_forced);
+    tcase_add_test(tcase, path_follows_the_cpu_and_can_be_limited);
     tcase_add_test(tcase, every_index_runs_once);
     tcase_add_test(tcase, peak_is_plausible);
     suite_add_tcase(suite, tcase);

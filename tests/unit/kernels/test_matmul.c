@@ -115,7 +115,7 @@ static void check_case(TestRandom *r, const Case *c, const TestPath *path) {
     run_case(&x);
     compare_case(&x);
     free_arrays(&x);
-    kernels_force_portable(false);
+    kernels_limit_path(NULL);
 }
 
 static void set_strides(TestRandom *r, Case *c, int64_t slack) {
@@ -214,7 +214,7 @@ START_TEST(threads_do_not_change_bits) {
             free_arrays(&x);
         }
     }
-    kernels_force_portable(false);
+    kernels_limit_path(NULL);
 }
 END_TEST
 

@@ -72,7 +72,7 @@ START_TEST(rotation_matches_and_inverts) {
                            random_choice(&r, sizes, 6), random_int(&r, 8));
         }
     }
-    kernels_force_portable(false);
+    kernels_limit_path(NULL);
 }
 END_TEST
 
@@ -95,7 +95,7 @@ START_TEST(threads_do_not_change_bits) {
         }
         free(x), free(table), free(first);
     }
-    kernels_force_portable(false);
+    kernels_limit_path(NULL);
 }
 END_TEST
 
