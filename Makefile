@@ -11,9 +11,9 @@ BLAS_DIR := $(firstword $(wildcard /usr/lib/*/openblas-openmp))
 BLAS_LIBS ?= -L$(BLAS_DIR) -Wl,-rpath,$(BLAS_DIR) -lopenblas
 WARNINGS = -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Wno-psabi
 # No contraction and no reordering: the same bits from every compiler's code on every host that has the same units.
-override CFLAGS += -std=c11 -D_GNU_SOURCE -I. $(OPT) $(WARNINGS) -fopenmp -ffp-contract=off -fno-math-errno \
+override CFLAGS += -std=c11 -D_GNU_SOURCE -I. $(OPT) $(WARNINGS) -ffp-contract=off -fno-math-errno \
 	-fno-strict-aliasing $(SANITIZE)
-override LDFLAGS += -fopenmp $(SANITIZE)
+override LDFLAGS += $(SANITIZE)
 LDLIBS = $(BLAS_LIBS) -ljansson -lxxhash -lpcre2-8 -lm -ldl -lpthread
 AGAIN = $(MAKE) --no-print-directory -j$(JOBS)
 

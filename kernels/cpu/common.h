@@ -7,7 +7,7 @@
  *
  * Threads. Work is cut into chunks whose size depends on the shape alone, each written by one call,
  * and sums across chunks are added in chunk order: the same bits with any number of threads. With
- * one thread no OpenMP region is entered: eight ranks on two cores are the normal case. */
+ * one thread all runs in the caller: eight ranks on two cores are the normal case. */
 #ifndef TRIDENT_KERNELS_CPU_COMMON_H
 #define TRIDENT_KERNELS_CPU_COMMON_H
 
@@ -34,8 +34,8 @@ int kernels_threads(void);
 /* The linked BLAS may not be called by several threads at once. */
 bool kernels_one_blas_caller(void);
 
-/* Calls run(args, i) for i in [0, count), shared over the threads in contiguous blocks. For many
- * chunks of equal cost: element-wise passes, rows of norms. */
+/* Calls run(args, i) for i in [0, count), shared over the threads in contiguous blocks; who is done helps in
+ * the others' blocks. For many chunks of equal cost: element-wise passes, rows of norms. */
 typedef void (*ChunkFunction)(void *args, int64_t index);
 void share_chunks(int64_t count, ChunkFunction run, void *args);
 /* The same, each index going to the next free thread: for few and long pieces (GEMM panels, heads),

@@ -1,7 +1,7 @@
 /* init.c - threads and path of the CPU kernels, and the sharing out of chunks.
  * In: kernels_init once per process.  Out: answers for the operations.
- * Invariants: with one thread nothing here touches OpenMP; which thread runs a chunk never shows in
- * the result. The three values below are properties of the process, as the CPU itself is. */
+ * Invariants: with one thread no other is made; which thread runs a chunk never shows in the result.
+ * The values below are properties of the process, as the CPU itself is. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "kernels/cpu/common.h"
 #include "kernels/cpu/peak.h"
+#include "kernels/cpu/threads.h"
 #include "kernels/kernels.h"
 
 /* Set by OpenBLAS builds with threads of their own; absent from the serial build and from other BLAS. */
@@ -24,19 +25,24 @@ static struct {
     double peak_flops[2];    /* fp32, fp64; 0: not measured yet */
 } state;
 
+/* Panels are handed to single-threaded calls; a second pool of threads would fight with ours and make sums depend
+ * on their number. Called by every thread of ours: OpenBLAS's OpenMP build asks at each call how many threads OpenMP
+ * would use, and that is set for the calling thread only. */
+static void blas_without_threads(void) {
+    if (openblas_set_num_threads) openblas_set_num_threads(1);
+}
+
 void kernels_init(int threads) {
     REQUIRE(threads >= 1);
     state.threads = threads;
     state.peak_flops[0] = state.peak_flops[1] = 0.0;
-    /* Panels are handed to single-threaded calls; a second pool of threads would fight with ours and
-     * make sums depend on their number. */
-    if (openblas_set_num_threads) openblas_set_num_threads(1);
+    blas_without_threads();
+    threads_set_start(blas_without_threads);
     state.one_blas_caller = openblas_get_config && strstr(openblas_get_config(), "SINGLE_THREADED");
     if (state.one_blas_caller && threads > 1) {
         log_warn(LOG_MAIN,
                  "the linked OpenBLAS is a build without threads, which several threads can't call: products that go "
-                 "through it "
-                 "use one of this rank's %d threads; link its OpenMP or pthread build",
+                 "through it use one of this rank's %d threads; link its OpenMP or pthread build",
                  threads);
     }
 }
@@ -81,8 +87,7 @@ void share_chunks(int64_t count, ChunkFunction run, void *args) {
         for (int64_t i = 0; i < count; i++) run(args, i);
         return;
     }
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t i = 0; i < count; i++) run(args, i);
+    threads_run(threads, min_i64(threads, BLOCKS_MAX), count, run, args);
 }
 
 void share_tasks(int64_t count, ChunkFunction run, void *args) {
@@ -91,8 +96,7 @@ void share_tasks(int64_t count, ChunkFunction run, void *args) {
         for (int64_t i = 0; i < count; i++) run(args, i);
         return;
     }
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-    for (int64_t i = 0; i < count; i++) run(args, i);
+    threads_run(threads, 1, count, run, args);
 }
 
 /* ---- multiply-add peak ---- */

@@ -26,7 +26,7 @@ CODE_FOLDERS = ("base", "kernels", "parallel", "data", "train")
 MAY_INCLUDE = {"base": (), "kernels": ("base",), "parallel": ("base",), "data": ("base",),
                "train": ("base", "kernels", "parallel", "data")}
 C_FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-I.", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function",
-           "-Wno-psabi", "-fopenmp"]
+           "-Wno-psabi"]
 
 
 def tracked(*suffixes):
