@@ -89,6 +89,55 @@ static inline bool bounded_error(double got, double want, double tolerance) {
     return fabs(got - want) <= 1.01 * tolerance;
 }
 
+/* Fails, naming the place, unless got is within tolerance of want. */
+static inline void check_close(const TestPath *path, const char *what, int64_t at, double got, double want,
+                               double tolerance) {
+    /* ck_assert would write to a pipe each time. */
+    if (bounded_error(got, want, tolerance)) return;
+    ck_abort_msg("%s: %s[%lld] is %.17g, wanted %.17g within %.3g", path->name, what, (long long)at, got, want,
+                 tolerance);
+}
+
+static inline void check_same(const TestPath *path, const char *what, const void *got, const void *want,
+                              int64_t count) {
+    size_t size = dtype_size(path->dtype);
+    for (int64_t i = 0; i < count; i++) {
+        const char *a = (const char *)got + (size_t)i * size, *b = (const char *)want + (size_t)i * size;
+        if (memcmp(a, b, size) == 0) continue;
+        ck_abort_msg("%s: %s[%lld] is %.17g, should have the bits of %.17g", path->name, what, (long long)i,
+                     element(got, i, path->dtype), element(want, i, path->dtype));
+    }
+}
+
+/* What an operation writes or adds to. */
+typedef struct {
+    const char *name;
+    void *data;
+    int64_t count;
+} TestOutput;
+
+enum { TEST_OUTPUTS_MAX = 4 };
+
+/* run(args) gives outputs of the same bits when it runs again, and with 2 and 3 threads. */
+static inline void check_threads(const TestPath *path, void (*run)(void *args), void *args, const TestOutput *out,
+                                 int outs) {
+    static const int threads[] = {1, 1, 2, 3};
+    void *before[TEST_OUTPUTS_MAX], *first[TEST_OUTPUTS_MAX];
+    for (int i = 0; i < outs; i++) before[i] = copy_array(out[i].data, out[i].count, path->dtype);
+    for (int t = 0; t < 4; t++) {
+        kernels_init(threads[t]);
+        for (int i = 0; i < outs; i++) {
+            memcpy(out[i].data, before[i], (size_t)out[i].count * dtype_size(path->dtype));
+        }
+        run(args);
+        for (int i = 0; i < outs; i++) {
+            if (t == 0) first[i] = copy_array(out[i].data, out[i].count, path->dtype);
+            check_same(path, out[i].name, out[i].data, first[i], out[i].count);
+        }
+    }
+    for (int i = 0; i < outs; i++) free(before[i]), free(first[i]);
+}
+
 /* main of a test program with one suite. */
 static inline int run_suite(Suite *suite) {
     SRunner *runner = srunner_create(suite);
