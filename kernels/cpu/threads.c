@@ -3,10 +3,11 @@
  * Invariants: workers are made when first needed, in the process that uses them (a fork's child makes its own), and
  * stay. Nobody is waited for but a thread that runs a chunk: a worker that has no core is not missed.
  *
- * A job is published by a new `generation`. A block's turn holds the generation beside the next index, and is
- * moved on by compare-and-exchange: a worker that comes late can't take an index of a job that it doesn't know.
- * It may have read the job's fields while the next ones were written: they are used only when an index was taken,
- * and then they are right, since a job isn't over before that index is done.
+ * A job is published by a new `generation`. A block's turn holds the generation beside the number of its indexes that
+ * nobody took yet, and is changed by compare-and-exchange: a worker that comes late can't take an index of a job that
+ * it doesn't know. It may have read the job's fields while those of the next were written: they are used only when an
+ * index was taken, and then they are right, since they aren't written before that index is done. That is why the turn
+ * counts what is left: an end that is compared with would be one of those fields.
  *
  * Waiting. Operations follow one another within microseconds, and waking a sleeping thread takes longer: who waits
  * looks for spin_s first, if there is a core for each thread, and then sleeps in the kernel. The limit matters: with
@@ -28,7 +29,7 @@
 static const double spin_s = 40e-6;
 
 typedef struct {
-    _Alignas(64) _Atomic uint64_t turn; /* generation << 32 | next index */
+    _Alignas(64) _Atomic uint64_t turn; /* generation << 32 | indexes that nobody took */
 } Block;
 
 static struct {
@@ -84,13 +85,14 @@ static bool spin_while(_Atomic uint32_t *word, uint32_t value) {
 
 /* ---- sharing ---- */
 
-/* The next index of the block, or -1: none is left, or the job of this generation is over. */
-static int64_t take(_Atomic uint64_t *turn, uint32_t generation, uint32_t end) {
+/* Takes one of the block's indexes: how many were left, that one included; 0: none, or the job of this generation is
+ * over. */
+static uint32_t take(_Atomic uint64_t *turn, uint32_t generation) {
     uint64_t now = atomic_load_explicit(turn, memory_order_relaxed);
     do {
-        if ((uint32_t)(now >> 32) != generation || (uint32_t)now >= end) return -1;
-    } while (!atomic_compare_exchange_weak_explicit(turn, &now, now + 1, memory_order_acq_rel, memory_order_relaxed));
-    return (int64_t)(uint32_t)now;
+        if ((uint32_t)(now >> 32) != generation || (uint32_t)now == 0) return 0;
+    } while (!atomic_compare_exchange_weak_explicit(turn, &now, now - 1, memory_order_acq_rel, memory_order_relaxed));
+    return (uint32_t)now;
 }
 
 static uint32_t block_first(uint32_t block, uint32_t blocks, uint32_t count) {
@@ -106,7 +108,7 @@ static void work(uint32_t generation, uint32_t own) {
     uint32_t done = 0;
     for (uint32_t i = 0; i < blocks; i++) {
         const uint32_t b = (own + i) % blocks, end = block_first(b + 1, blocks, count);
-        for (int64_t index; (index = take(&pool.block[b].turn, generation, end)) >= 0; done++) run(args, index);
+        for (uint32_t left; (left = take(&pool.block[b].turn, generation)) > 0; done++) run(args, (int64_t)end - left);
     }
     if (done > 0 && atomic_fetch_sub(&pool.left, done) == done && atomic_load(&pool.caller_sleeps)) {
         futex_wake(&pool.left, FUTEX_BITSET_MATCH_ANY);
@@ -179,8 +181,8 @@ static void publish(uint32_t threads, uint32_t blocks, uint32_t count, ChunkFunc
     atomic_store_explicit(&pool.threads, threads, memory_order_relaxed);
     atomic_store_explicit(&pool.left, count, memory_order_relaxed);
     for (uint32_t b = 0; b < blocks; b++) {
-        const uint64_t turn = (uint64_t)generation << 32 | block_first(b, blocks, count);
-        atomic_store_explicit(&pool.block[b].turn, turn, memory_order_relaxed);
+        const uint32_t indexes = block_first(b + 1, blocks, count) - block_first(b, blocks, count);
+        atomic_store_explicit(&pool.block[b].turn, (uint64_t)generation << 32 | indexes, memory_order_relaxed);
     }
     atomic_store(&pool.generation, generation);
     if (atomic_load(&pool.workers_asleep) > 0) {
