@@ -519,25 +519,24 @@ static void client_fence(Launch *launch, const char *what) {
     end_send(launch, (StoreHeader){.kind = STORE_FENCE, .rank = launch->rank}, what, NULL, 0);
     for (;;) {
         double now = clock_s();
-        if (now >= end && late) {
-            launch_stop(launch, EXIT_LAUNCH, "waited %.0f s at \"%s\" for rank %s", launch->timeout_s, what, missing);
-        }
         StoreHeader answer;
         uint8_t *value = end_answer(launch, &answer, what, end < now + ask_every_s ? end : now + ask_every_s);
-        bool passed = value && answer.kind == STORE_PASSED;
-        if (value && answer.kind == STORE_WAITING) {
-            snprintf(missing, sizeof missing, "%s", (char *)value);
-            log_info(LOG_LAUNCH, "waiting at \"%s\" for rank %s, %.0f s", what, missing, clock_s() - start);
+        bool passed = value && answer.kind == STORE_PASSED, waiting = value && answer.kind == STORE_WAITING;
+        if (waiting) snprintf(missing, sizeof missing, "%s", (char *)value);
+        bool answered = value != NULL, over = clock_s() >= end;
+        free(value);
+        if (passed) return;
+        if (late && (waiting || over)) {
+            launch_stop(launch, EXIT_LAUNCH, "waited %.0f s at \"%s\" for rank %s", launch->timeout_s, what, missing);
         }
-        if (!value) {
+        if (waiting) log_info(LOG_LAUNCH, "waiting at \"%s\" for rank %s, %.0f s", what, missing, clock_s() - start);
+        if (!answered) {
             end_send(launch, (StoreHeader){.kind = STORE_WHO, .rank = launch->rank}, NULL, NULL, 0);
-            if (clock_s() >= end) {
+            if (over) {
                 late = true;
                 end = clock_s() + 1.0;
             }
         }
-        free(value);
-        if (passed) return;
     }
 }
 
