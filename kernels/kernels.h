@@ -22,7 +22,7 @@ extern "C" {
 
 typedef enum { NORM_LAYER, NORM_RMS } NormKind;
 
-/* threads: of this process, at least 1. Call once before any operation. */
+/* threads: of this process, at least 1. Call once before any operation, from the thread that will call them. */
 void kernels_init(int threads);
 /* "avx512", "avx2" or "portable": what runs now. */
 const char *kernels_path(void);
@@ -55,7 +55,7 @@ void matmul(void *C, int64_t ldc, const void *A, int64_t lda, bool trans_a, cons
             Stream *stream);
 
 /* ---- norms: Ba et al. 2016 (LayerNorm), Zhang and Sennrich 2019 (RMSNorm) ---- */
-/* x_out = x + delta + bias (delta, bias may be NULL; x_out may be x, and may be NULL where delta is);
+/* x_out = x + delta + bias (delta may be NULL, then bias is; x_out may be x, and may be NULL where delta is);
  * y = norm(x_out) * w + b. mean (N) is written for NORM_LAYER only; rstd (N). b is NULL for NORM_RMS. */
 void residual_norm_forward(void *x_out, void *y, void *mean, void *rstd, const void *x, const void *delta,
                            const void *bias, const void *w, const void *b, NormKind kind, double eps, int64_t N,
@@ -122,7 +122,7 @@ void position_backward(void *dtable, const void *dx, const int32_t *positions, i
 /* ---- vocabulary-parallel cross-entropy over a chunk of n rows ---- */
 /* stats (n, 3): maximum of this rank's logits, sum of exp(logit - maximum), logit of the target (0 where
  * it lies elsewhere), over the first V_valid of V columns (padding is not looked at). targets are global
- * ids; -1: masked. vocab_first: global id of column 0. */
+ * ids; -1: masked. vocab_first: global id of column 0. A NaN or inf makes the row's loss NaN; -inf is a weight of 0. */
 void cross_entropy_stats(void *stats, const void *logits, const int32_t *targets, int64_t vocab_first, int64_t n,
                          int64_t V_valid, int64_t V, DType dtype, Stream *stream);
 /* From the ranks' stats (ranks, n, 3): lse (n), loss (n) = lse - target logit, 0 where masked. */

@@ -1,6 +1,7 @@
 /* cross_entropy.c - the loss over a chunk of rows whose vocabulary is split over ranks.
  * In: logits of this rank's columns. Out: statistics, loss, gradient in place.
- * Invariants: rows are independent; a non-finite logit gives a non-finite loss. */
+ * Invariants: rows are independent; NaN or inf among a row's logits gives a loss that is none;
+ * -inf is a weight of 0, unless it is the target's. */
 #include "kernels/cpu/cross_entropy.h"
 
 #include <math.h>

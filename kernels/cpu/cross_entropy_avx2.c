@@ -13,7 +13,7 @@ void softmax_stats_row_avx2(const float *logits, int64_t n, float *maximum, floa
     for (int64_t i = 0; i + 8 <= n; i += 8) m = _mm256_max_ps(_mm256_loadu_ps(logits + i), m);
     float best = max256_ps(m);
     for (int64_t i = n & ~(int64_t)7; i < n; i++) best = logits[i] > best ? logits[i] : best;
-    const __m256 shift = _mm256_set1_ps(best);
+    const __m256 shift = _mm256_set1_ps(best == -INFINITY ? 0.0f : best);
     __m256 total = _mm256_setzero_ps();
     for (int64_t i = 0; i < n; i += 8) {
         const int64_t left = n - i;

@@ -3,7 +3,9 @@
 static void NAME(softmax_stats_row)(const REAL *logits, int64_t n, REAL *maximum, REAL *sum) {
     REAL m = -INFINITY, total = 0;
     for (int64_t i = 0; i < n; i++) m = logits[i] > m ? logits[i] : m;
-    for (int64_t i = 0; i < n; i++) total += REAL_EXP(logits[i] - m);
+    /* Where all are -inf (or NaN), -inf - m would be NaN: 0 keeps them a weight of 0 (and NaN). */
+    const REAL shift = m == -INFINITY ? 0 : m;
+    for (int64_t i = 0; i < n; i++) total += REAL_EXP(logits[i] - shift);
     *maximum = m;
     *sum = total;
 }
@@ -25,7 +27,8 @@ static void NAME(stats_chunk)(void *args, int64_t index) {
     }
 }
 
-/* A rank without real columns has maximum -inf and sum 0, and adds nothing. A NaN sum stays NaN. */
+/* A rank without real columns, or with none above -inf, has maximum -inf and sum 0, and adds nothing. A NaN sum stays
+ * NaN. */
 static void NAME(combine_row)(const LossArgs *a, int64_t i) {
     REAL m = -INFINITY, sum = 0, target = 0;
     for (int64_t r = 0; r < a->ranks; r++) {

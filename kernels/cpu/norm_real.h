@@ -1,13 +1,16 @@
 /* norm_real.h - residual addition, norm, and its backward pass, for one REAL. */
 #include "kernels/cpu/lanes_real.h"
 
-/* out = x + delta + bias, where the last may be missing. */
-static inline void NAME(add_row)(REAL *restrict out, const REAL *x, const REAL *delta, const REAL *bias, int64_t C) {
-    if (bias) {
-        for (int64_t c = 0; c < C; c++) out[c] = x[c] + (delta[c] + bias[c]);
-    } else {
-        for (int64_t c = 0; c < C; c++) out[c] = x[c] + delta[c];
+/* out = x + delta + bias, where the last may be missing. out may be x: vectors by hand, since `restrict` would not
+ * be true and the compiler's own check for overlap finds one. */
+static inline void NAME(add_row)(REAL *out, const REAL *x, const REAL *delta, const REAL *bias, int64_t C) {
+    int64_t c = 0;
+    for (; c + NAME(LANES) <= C; c += NAME(LANES)) {
+        NAME(vec) term = NAME(vec_load)(delta + c);
+        if (bias) term += NAME(vec_load)(bias + c);
+        NAME(vec_store)(out + c, NAME(vec_load)(x + c) + term);
     }
+    for (; c < C; c++) out[c] = x[c] + (bias ? delta[c] + bias[c] : delta[c]);
 }
 
 static inline REAL NAME(row_mean)(const REAL *x, int64_t C) {
