@@ -84,7 +84,7 @@ asan:
 	+@$(AGAIN) $(ASAN) tests fuzzers build/asan/trident
 tsan:
 	+@$(AGAIN) $(TSAN) $(patsubst tests/unit/%.c,build/tsan/tests/%,$(wildcard tests/unit/base/*.c \
-		tests/unit/data/test_*.c tests/unit/parallel/test_*.c))
+		tests/unit/kernels/test_*.c tests/unit/data/test_*.c tests/unit/parallel/test_*.c))
 clang:
 	+@$(AGAIN) BUILD=build/clang CC=clang-14 tests build/clang/trident
 

@@ -31,13 +31,14 @@ KINDS = {
     "tidy": "form of the code (tests/tidy)",
 }
 LONG_ONLY = ("clang",)
-# What ThreadSanitizer looks at: all that has threads but for the kernels, whose OpenMP runtime it cannot see into.
-THREAD_TESTS = ("base/*", "data/test_samples", "data/test_tokenize_files", "parallel/test_launch*",
+# What ThreadSanitizer looks at: all that has threads.
+THREAD_TESTS = ("base/*", "kernels/*", "data/test_samples", "data/test_tokenize_files", "parallel/test_launch*",
         "parallel/test_comm*")
 # Take a minute each under AddressSanitizer: in check-long only.
 ADDRESS_LONG = ("kernels/test_attention", "kernels/test_matmul")
-# Takes two minutes under ThreadSanitizer: in check-long only.
-THREAD_LONG = ("data/test_tokenize_files",)
+# Take up to two minutes each under ThreadSanitizer: in check-long only.
+THREAD_LONG = ("data/test_tokenize_files", "kernels/test_attention", "kernels/test_matmul", "kernels/test_rope",
+        "kernels/test_simd_avx2")
 # What a fuzzer begins with, and the size of its inputs.
 SEEDS = {
     "config": (["configs", "configs/models"], 4096),
@@ -46,7 +47,6 @@ SEEDS = {
     "tokenizer": (["tests/unit/data/fixtures/tiny_bpe"], 16384),
 }
 SANITIZER_OPTIONS = {
-    "LSAN_OPTIONS": f"suppressions={ROOT}/tests/sanitizers/leaks.txt:print_suppressions=0",
     "UBSAN_OPTIONS": "print_stacktrace=1",
     "TSAN_OPTIONS": "halt_on_error=1:atexit_sleep_ms=0",  # by itself it sleeps a second in every process
 }

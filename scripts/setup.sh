@@ -21,8 +21,7 @@ python3-pytest:tests_of_whole_runs
 libpmi2-0:client_library_of_the_PMI2_launcher
 procps:tests_look_at_processes
 clang-14:second_compiler,_fuzzing
-libclang-rt-14-dev:clang's_sanitizers
-libomp-14-dev:clang's_OpenMP"
+libclang-rt-14-dev:clang's_sanitizers"
 
 case "${1:-build}" in
 build) wanted=$build_packages ;;
