@@ -10,8 +10,8 @@
 
 enum { ALIGNMENT_BYTES = 64, CANARY_BYTES = 64, FILL = 0xA5, CANARY = 0x5C };
 
-static const char *const owner_names[OWNER_COUNT] = {"parameters",  "gradients",     "optimizer",
-                                                     "activations", "communication", "workspace"};
+static const char *const owner_names[OWNER_COUNT] = {"parameters",    "gradients", "optimizer", "activations",
+                                                     "communication", "workspace", "data",      "checkpoint"};
 
 const char *memory_owner_name(MemoryOwner owner) { return owner_names[owner]; }
 
@@ -19,14 +19,18 @@ void arena_plan_begin(Arena *arena, bool guarded) { *arena = (Arena){.guarded = 
 
 static char *arena_address(const Arena *arena, size_t offset) { return (char *)arena->memory.base + offset; }
 
-static void *arena_plan(Arena *arena, MemoryOwner owner, const char *lifetime, size_t bytes, const char *name) {
-    if (arena->n_entries == arena->capacity) {
-        arena->capacity = arena->capacity ? 2 * arena->capacity : 64;
-        arena->entries = xrealloc(arena->entries, (uint64_t)arena->capacity * sizeof *arena->entries);
+static void add_entry(MemoryEntry **list, int *n, int *capacity, const MemoryEntry *entry) {
+    if (*n == *capacity) {
+        *capacity = *capacity ? 2 * *capacity : 64;
+        *list = xrealloc(*list, (uint64_t)*capacity * sizeof **list);
     }
-    MemoryEntry *entry = &arena->entries[arena->n_entries++];
-    *entry = (MemoryEntry){.owner = owner, .lifetime = lifetime, .bytes = bytes, .offset = arena->bytes};
-    snprintf(entry->name, sizeof entry->name, "%s", name);
+    (*list)[(*n)++] = *entry;
+}
+
+static void *arena_plan(Arena *arena, MemoryOwner owner, const char *lifetime, size_t bytes, const char *name) {
+    MemoryEntry entry = {.owner = owner, .lifetime = lifetime, .bytes = bytes, .offset = arena->bytes};
+    snprintf(entry.name, sizeof entry.name, "%s", name);
+    add_entry(&arena->entries, &arena->n_entries, &arena->capacity, &entry);
     arena->bytes += (size_t)round_up((int64_t)bytes, ALIGNMENT_BYTES) + (arena->guarded ? CANARY_BYTES : 0);
     return NULL;
 }
@@ -46,6 +50,13 @@ void *arena_take(Arena *arena, MemoryOwner owner, const char *lifetime, size_t b
             entry->bytes, name, bytes);
     }
     return arena_address(arena, entry->offset);
+}
+
+void arena_note(Arena *arena, MemoryOwner owner, const char *lifetime, size_t bytes, const char *name) {
+    if (arena->committed || bytes == 0) return;
+    MemoryEntry entry = {.owner = owner, .lifetime = lifetime, .bytes = bytes};
+    snprintf(entry.name, sizeof entry.name, "%s", name);
+    add_entry(&arena->notes, &arena->n_notes, &arena->notes_capacity, &entry);
 }
 
 void arena_commit(Arena *arena) {
@@ -68,21 +79,34 @@ void arena_seal(Arena *arena) {
     arena->sealed = true;
 }
 
-size_t arena_owner_bytes(const Arena *arena, MemoryOwner owner) {
+static size_t bytes_of(const MemoryEntry *list, int n, MemoryOwner owner) {
     size_t bytes = 0;
-    for (int i = 0; i < arena->n_entries; i++) {
-        if (arena->entries[i].owner == owner) bytes += arena->entries[i].bytes;
+    for (int i = 0; i < n; i++) {
+        if (owner == OWNER_COUNT || list[i].owner == owner) bytes += list[i].bytes;
     }
     return bytes;
+}
+
+size_t arena_owner_bytes(const Arena *arena, MemoryOwner owner) {
+    return bytes_of(arena->entries, arena->n_entries, owner) + bytes_of(arena->notes, arena->n_notes, owner);
+}
+
+size_t arena_outside_bytes(const Arena *arena) { return bytes_of(arena->notes, arena->n_notes, OWNER_COUNT); }
+
+size_t arena_planned_bytes(const Arena *arena) { return arena->bytes + arena_outside_bytes(arena); }
+
+static void print_entries(const MemoryEntry *list, int n, FILE *out) {
+    for (int i = 0; i < n; i++) {
+        const MemoryEntry *e = &list[i];
+        fprintf(out, "%-40s %-14s %-12s %16zu\n", e->name, owner_names[e->owner], e->lifetime, e->bytes);
+    }
 }
 
 void arena_print(const Arena *arena, FILE *out, bool by_buffer) {
     if (by_buffer) {
         fprintf(out, "%-40s %-14s %-12s %16s\n", "buffer", "owner", "lifetime", "bytes");
-        for (int i = 0; i < arena->n_entries; i++) {
-            const MemoryEntry *e = &arena->entries[i];
-            fprintf(out, "%-40s %-14s %-12s %16zu\n", e->name, owner_names[e->owner], e->lifetime, e->bytes);
-        }
+        print_entries(arena->entries, arena->n_entries, out);
+        print_entries(arena->notes, arena->n_notes, out);
     }
     size_t listed = 0;
     for (int owner = 0; owner < OWNER_COUNT; owner++) {
@@ -90,7 +114,8 @@ void arena_print(const Arena *arena, FILE *out, bool by_buffer) {
         listed += bytes;
         fprintf(out, "%-14s %16zu bytes\n", owner_names[owner], bytes);
     }
-    fprintf(out, "%-14s %16zu bytes\n%-14s %16zu bytes\n", "alignment", arena->bytes - listed, "in all", arena->bytes);
+    const size_t all = arena_planned_bytes(arena);
+    fprintf(out, "%-14s %16zu bytes\n%-14s %16zu bytes\n", "alignment", all - listed, "in all", all);
 }
 
 const char *arena_check(const Arena *arena) {
@@ -110,11 +135,26 @@ size_t arena_high_water(const Arena *arena, int entry) {
     const unsigned char *bytes = (const unsigned char *)arena_address(arena, e->offset);
     size_t used = e->bytes;
     while (used > 0 && bytes[used - 1] == FILL) used--;
-    return used;
+    const size_t whole = (size_t)round_up((int64_t)used, 4);
+    return whole < e->bytes ? whole : e->bytes;
+}
+
+size_t arena_untouched(const Arena *arena, int entry) {
+    const MemoryEntry *e = &arena->entries[entry];
+    const char *bytes = arena_address(arena, e->offset);
+    uint64_t fill, word;
+    size_t untouched = 0;
+    memset(&fill, FILL, sizeof fill);
+    for (size_t at = 0; at + sizeof word <= e->bytes; at += sizeof word) {
+        memcpy(&word, bytes + at, sizeof word);
+        if (word == fill) untouched += sizeof word;
+    }
+    return untouched;
 }
 
 void arena_free(Arena *arena) {
     if (arena->committed) device_memory_destroy(&arena->memory);
     free(arena->entries);
+    free(arena->notes);
     *arena = (Arena){.memory.fd = -1};
 }

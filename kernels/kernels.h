@@ -24,6 +24,9 @@ typedef enum { NORM_LAYER, NORM_RMS } NormKind;
 
 /* threads: of this process, at least 1. Call once before any operation, from the thread that will call them. */
 void kernels_init(int threads);
+/* Starts the threads and takes all memory that operations on that type hold beside their arguments, so that none
+ * of them allocates later. Returns its bytes; work buffers of a BLAS, whose use only the BLAS knows, are not counted. */
+int64_t kernels_prepare(DType dtype);
 /* "avx512", "avx2" or "portable": what runs now. */
 const char *kernels_path(void);
 /* For tests and benchmarks: the named path, or the best below it that the CPU has; NULL: no limit. */

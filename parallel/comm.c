@@ -343,6 +343,27 @@ void *comm_host_gather(Group *group, const void *mine, int64_t bytes, int64_t *l
     return all;
 }
 
+void comm_reserve(Comm *comm, int n) {
+    for (int i = 0; i < n; i++) {
+        Op *op = xcalloc(1, sizeof *op);
+        pthread_mutex_lock(&comm->lock);
+        op->next = comm->free_ops;
+        comm->free_ops = op;
+        pthread_mutex_unlock(&comm->lock);
+    }
+}
+
+int64_t comm_held_bytes(const Comm *comm) {
+    int64_t bytes = 0;
+    for (const Group *group = comm->groups; group; group = group->next) {
+        const int64_t members = group->n_local, first = group->block.base ? group->block.members[0].rank : -1;
+        if (!group->shared) bytes += group->size * (int64_t)MESSAGE_CHUNK_BYTES;
+        /* Both halves of every member's window, as far as what is staged reaches. */
+        if (first == comm->rank) bytes += group->block.windows - group->block.base + 2 * members * STAGE_BYTES;
+    }
+    return bytes;
+}
+
 int64_t comm_bytes(const Comm *comm) { return atomic_load(&comm->bytes); }
 
 /* ---- groups ---- */

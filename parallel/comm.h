@@ -72,6 +72,11 @@ void comm_host_reduce(Group *group, double *values, int n, CommOp op);
 /* Gathers each rank's bytes to all: result owned by the caller, lengths[size]. Any length. */
 void *comm_host_gather(Group *group, const void *mine, int64_t bytes, int64_t *lengths);
 
+/* So many operations may be under way at once without allocation. */
+void comm_reserve(Comm *comm, int n);
+/* Bytes of windows and buffers that this rank holds for its groups, as far as operations on registered memory use
+ * them; to be asked when all groups are made. */
+int64_t comm_held_bytes(const Comm *comm);
 /* Bytes this rank has sent or read from peers since the start. */
 int64_t comm_bytes(const Comm *comm);
 

@@ -93,15 +93,19 @@ static double value_at(const void *flat, int64_t i, DType dtype) {
     return dtype == DT_F64 ? ((const double *)flat)[i] : (double)((const float *)flat)[i];
 }
 
-/* Planned is used: nothing was written behind a buffer, and each was written to its last byte. */
+/* Planned is used: nothing was written behind a buffer, and each was written, all of it. */
 static void check_memory(const Arena *arena) {
     const char *overrun = arena_check(arena);
     if (overrun) die(EXIT_NUMBERS, "something was written behind the buffer \"%s\"", overrun);
     for (int i = 0; i < arena->n_entries; i++) {
-        const size_t used = arena_high_water(arena, i);
-        if (used == arena->entries[i].bytes) continue;
-        fprintf(stderr, "the buffer \"%s\" has %zu bytes in the memory plan, but only %zu were used\n",
-                arena->entries[i].name, arena->entries[i].bytes, used);
+        const MemoryEntry *e = &arena->entries[i];
+        const size_t used = arena_high_water(arena, i), untouched = arena_untouched(arena, i);
+        if (used == e->bytes && untouched == 0) continue;
+        die(EXIT_NUMBERS,
+            "the buffer \"%s\" (%s) has %zu bytes in the memory plan, but the run left %zu of them untouched (the "
+            "last one that it wrote is number %zu)",
+            e->name, memory_owner_name(e->owner), e->bytes, untouched > e->bytes - used ? untouched : e->bytes - used,
+            used);
     }
 }
 
@@ -328,7 +332,7 @@ static int common_settings(const Config *c, int64_t steps, Precision precision, 
     overrides[n++] = xasprintf("train.precision=%s", precision == PRECISION_FP64 ? "fp64" : "fp32");
     overrides[n++] = xasprintf("train.eval_every=0");
     overrides[n++] = xasprintf("optimizer.warmup_steps=%" PRId64, min_i64(c->warmup_steps, steps / 4));
-    overrides[n++] = xasprintf("optimizer.decay_steps=%" PRId64, min_i64(c->decay_steps, steps / 4));
+    overrides[n++] = xasprintf("optimizer.decay_steps=%" PRId64, min_i64(c->decay_steps, max_i64(steps / 4, 1)));
     if (precision == PRECISION_FP32) overrides[n++] = xasprintf("optimizer.eps=1e-3");
     return n;
 }

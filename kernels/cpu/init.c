@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "kernels/cpu/common.h"
 #include "kernels/cpu/peak.h"
+#include "kernels/cpu/sgemm.h"
 #include "kernels/cpu/threads.h"
 #include "kernels/kernels.h"
 
@@ -17,6 +18,9 @@ extern void openblas_set_num_threads(int threads) __attribute__((weak));
 /* OpenBLAS builds without threads share unlocked buffers between callers: two calls at once give wrong
  * numbers, seen with Debian's serial build. */
 extern char *openblas_get_config(void) __attribute__((weak));
+/* OpenBLAS's pool of work buffers: what is freed is kept for the next call. */
+extern void *blas_memory_alloc(int unused) __attribute__((weak));
+extern void blas_memory_free(void *buffer) __attribute__((weak));
 
 static struct {
     int threads;             /* 0: kernels_init was not called */
@@ -32,12 +36,22 @@ static void blas_without_threads(void) {
     if (openblas_set_num_threads) openblas_set_num_threads(1);
 }
 
+static size_t packing_buffers(void) {
+    if (kernels_avx512()) return sgemm_buffers_avx512();
+    return kernels_avx2() ? sgemm_buffers_avx2() : 0;
+}
+
+static void worker_start(void) {
+    blas_without_threads();
+    packing_buffers();
+}
+
 void kernels_init(int threads) {
     REQUIRE(threads >= 1);
     state.threads = threads;
     state.peak_flops[0] = state.peak_flops[1] = 0.0;
     blas_without_threads();
-    threads_set_start(blas_without_threads);
+    threads_set_start(worker_start);
     state.one_blas_caller = openblas_get_config && strstr(openblas_get_config(), "SINGLE_THREADED");
     if (state.one_blas_caller && threads > 1) {
         log_warn(LOG_MAIN,
@@ -45,6 +59,29 @@ void kernels_init(int threads) {
                  "through it use one of this rank's %d threads; link its OpenMP or pthread build",
                  threads);
     }
+}
+
+static void do_nothing(void *args, int64_t index) {
+    (void)args;
+    (void)index;
+}
+
+/* As many buffers as there are threads which may call the BLAS at once. */
+static void fill_blas_pool(int threads) {
+    if (!blas_memory_alloc || !blas_memory_free) return;
+    void **buffers = xcalloc((uint64_t)threads, sizeof *buffers);
+    for (int i = 0; i < threads; i++) buffers[i] = blas_memory_alloc(0);
+    for (int i = 0; i < threads; i++) blas_memory_free(buffers[i]);
+    free(buffers);
+}
+
+int64_t kernels_prepare(DType dtype) {
+    const int threads = kernels_threads();
+    const int64_t buffer_bytes = (int64_t)packing_buffers();
+    share_tasks(threads, do_nothing, NULL); /* starts the workers, each of which makes its own */
+    const bool through_blas = dtype != DT_F32 || buffer_bytes == 0;
+    if (through_blas) fill_blas_pool(state.one_blas_caller ? 1 : threads);
+    return through_blas ? 0 : threads * buffer_bytes;
 }
 
 bool kernels_one_blas_caller(void) { return state.one_blas_caller; }

@@ -3,6 +3,7 @@
 #define TRIDENT_KERNELS_CPU_SGEMM_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "kernels/kernels.h"
@@ -19,5 +20,9 @@ typedef struct {
 /* Rows [row, row + rows), columns [col, col + cols) of C, neither empty. */
 void sgemm_rectangle_avx2(const Sgemm *g, int64_t row, int64_t rows, int64_t col, int64_t cols);
 void sgemm_rectangle_avx512(const Sgemm *g, int64_t row, int64_t rows, int64_t col, int64_t cols);
+
+/* Makes the calling thread's packing buffers, which are kept. Returns their bytes. */
+size_t sgemm_buffers_avx2(void);
+size_t sgemm_buffers_avx512(void);
 
 #endif

@@ -7,6 +7,7 @@
 enum { STRIP_ROWS = TILE_ROWS, STRIP_COLS = TILE_COLS, TILE_ROWS_STEP = TILE_ROWS };
 enum { BLOCK_K = 384, BLOCK_ROWS = 96, BLOCK_COLS = 1024, A_STRIP_STAYS = 0 };
 #define SGEMM_RECTANGLE sgemm_rectangle_avx2
+#define SGEMM_BUFFERS sgemm_buffers_avx2
 
 static inline __attribute__((always_inline)) void strip_tile(float *c, int64_t ldc, bool add, int64_t rows, int64_t K,
                                                              const float *a, const float *b) {

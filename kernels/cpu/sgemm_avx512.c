@@ -12,6 +12,7 @@
 enum { STRIP_ROWS = 12, STRIP_COLS = 32, TILE_ROWS_STEP = 4 };
 enum { BLOCK_K = 256, BLOCK_ROWS = 384, BLOCK_COLS = 1024, A_STRIP_STAYS = 1 };
 #define SGEMM_RECTANGLE sgemm_rectangle_avx512
+#define SGEMM_BUFFERS sgemm_buffers_avx512
 
 /* rows is a constant at each call. */
 static inline __attribute__((always_inline)) void tile_rows_x32(const int rows, float *c, int64_t ldc, bool add,

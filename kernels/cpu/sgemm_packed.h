@@ -2,7 +2,7 @@
  * High-Performance Matrix Multiplication", 2008); the body of sgemm_avx2.c and sgemm_avx512.c.
  * Defined before: STRIP_ROWS x STRIP_COLS, the tile of C that registers hold; BLOCK_ROWS, BLOCK_COLS, BLOCK_K,
  * what caches hold; A_STRIP_STAYS, which of the two strips stays in the first cache; TILE_ROWS_STEP, which divides
- * the rows that a tile may have; SGEMM_RECTANGLE, the name; and strip_tile(c, ldc, add, rows, K, a, b): `rows`
+ * the rows that a tile may have; SGEMM_RECTANGLE and SGEMM_BUFFERS, the names; and strip_tile(c, ldc, add, rows, K, a, b): `rows`
  * rows of C (rows, STRIP_COLS) = or += packed strip a . packed strip b.
  * In: a rectangle of C and the operands.  Out: the rectangle, epilogue done.
  * Invariants: K is cut into blocks that depend on K alone, and within a block an element's sum runs
@@ -23,15 +23,22 @@ typedef struct {
     float *b; /* strips of STRIP_COLS columns, each (k, STRIP_COLS) */
 } Packed;
 
-/* One pair of buffers a thread, made at its first product and kept: a product allocates nothing. */
+enum { A_COUNT = BLOCK_ROWS * BLOCK_K + SLACK, B_COUNT = BLOCK_COLS * BLOCK_K };
+enum { BUFFER_BYTES = ((A_COUNT + B_COUNT) * (int)sizeof(float) + 63) / 64 * 64 };
+
+/* One pair of buffers a thread, made before its first product and kept: a product allocates nothing. */
 static Packed thread_buffers(void) {
     static _Thread_local float *buffer;
-    const size_t a_count = BLOCK_ROWS * BLOCK_K + SLACK, b_count = BLOCK_COLS * BLOCK_K;
     if (!buffer) {
-        buffer = aligned_alloc(64, round_up((int64_t)((a_count + b_count) * sizeof(float)), 64));
+        buffer = aligned_alloc(64, BUFFER_BYTES);
         REQUIRE(buffer);
     }
-    return (Packed){buffer + b_count, buffer};
+    return (Packed){buffer + B_COUNT, buffer};
+}
+
+size_t SGEMM_BUFFERS(void) {
+    thread_buffers();
+    return BUFFER_BYTES;
 }
 
 /* ---- packing ---- */
