@@ -31,12 +31,10 @@ void sleep_s(double seconds) {
     while (nanosleep(&left, &left) != 0 && errno == EINTR) continue;
 }
 
-/* Seconds since the first call in this process (or in the parent that forked it). */
-static double elapsed_s(void) {
-    static double start;
-    if (start == 0.0) start = clock_s();
-    return clock_s() - start;
-}
+/* When the program (that of the parent, in a rank that it forked) began, before main. */
+static double start_s;
+
+__attribute__((constructor)) static void note_start(void) { start_s = clock_s(); }
 
 void log_set_rank(int rank, const char *coordinates) {
     state.rank = rank;
@@ -49,7 +47,7 @@ void log_set_all_ranks(bool all) { state.all = all; }
 
 static void log_line(LogArea area, const char *level, const char *format, va_list args) {
     char line[2048];
-    int n = snprintf(line, sizeof line, "%8.3fs %s%s%s: %s", elapsed_s(), state.coordinates,
+    int n = snprintf(line, sizeof line, "%8.3fs %s%s%s: %s", clock_s() - start_s, state.coordinates,
                      state.coordinates[0] ? " " : "", area_names[area], level);
     int m = vsnprintf(line + n, sizeof line - (size_t)n, format, args);
     size_t length = (size_t)(n + m) < sizeof line - 1 ? (size_t)(n + m) : sizeof line - 2;

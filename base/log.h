@@ -1,4 +1,4 @@
-/* log.h - one logger: time since start, the rank's coordinates, subsystem, text; on standard error.
+/* log.h - one logger: time since the program's start, the rank's coordinates, subsystem, text; on standard error.
  * Lines of info level come from rank 0 only unless log_set_all_ranks(true). */
 #ifndef TRIDENT_BASE_LOG_H
 #define TRIDENT_BASE_LOG_H

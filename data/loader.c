@@ -25,7 +25,7 @@ static const double SLOW_SHARE = 0.25, SLOW_WINDOW_S = 4.0, SLOW_EVERY_S = 300.0
 
 struct Loader {
     const DataSource *source;
-    int64_t micro_batch, global_batch, seq_len, first_step;
+    int64_t micro_batch, global_batch, seq_len, first_sample;
     int data_size, data_rank;
     Batch slots[SLOTS];
     int32_t *memory;
@@ -41,9 +41,8 @@ struct Loader {
 /* Global sample of sequence i of micro-batch j. */
 static int64_t sample_of(const Loader *loader, int64_t j, int64_t i) {
     int64_t in_step = loader->global_batch / (loader->micro_batch * loader->data_size);
-    int64_t step = loader->first_step + j / in_step;
-    return step * loader->global_batch + ((j % in_step) * loader->data_size + loader->data_rank) * loader->micro_batch +
-           i;
+    int64_t step_first = loader->first_sample + j / in_step * loader->global_batch;
+    return step_first + ((j % in_step) * loader->data_size + loader->data_rank) * loader->micro_batch + i;
 }
 
 static void *read_ahead(void *argument) {
@@ -89,7 +88,7 @@ static int start_thread(Loader *loader) {
 }
 
 Loader *loader_start(const DataSource *source, int64_t micro_batch, int64_t global_batch, int data_size, int data_rank,
-                     int64_t first_step) {
+                     int64_t first_sample) {
     REQUIRE(micro_batch > 0 && data_size > 0 && data_rank >= 0 && data_rank < data_size);
     div_exact(global_batch, micro_batch * data_size);
     Loader *loader = xcalloc(1, sizeof *loader);
@@ -97,7 +96,7 @@ Loader *loader_start(const DataSource *source, int64_t micro_batch, int64_t glob
                        .micro_batch = micro_batch,
                        .global_batch = global_batch,
                        .seq_len = data_seq_len(source),
-                       .first_step = first_step,
+                       .first_sample = first_sample,
                        .data_size = data_size,
                        .data_rank = data_rank};
     int64_t elements = micro_batch * loader->seq_len;

@@ -71,10 +71,10 @@ typedef struct {
     int32_t *tokens, *targets, *positions, *doc_start; /* (sequences, seq_len) */
 } Batch;
 
-/* This rank's micro-batches in order. Micro-batch j (from 0, counted over the whole run) of data rank d
- * holds global samples  step * global_batch + (j_in_step * data_size + d) * micro_batch + i. */
+/* This rank's micro-batches in order, from global sample first_sample on. Micro-batch j (from 0) of step s (from 0)
+ * of data rank d holds global samples  first_sample + s * global_batch + (j * data_size + d) * micro_batch + i. */
 Loader *loader_start(const DataSource *source, int64_t micro_batch, int64_t global_batch, int data_size, int data_rank,
-                     int64_t first_step);
+                     int64_t first_sample);
 /* Blocks until it is there; valid until the next call. NULL with err on a data error. *wait_s (may be
  * NULL): how long the caller waited. */
 const Batch *loader_next(Loader *loader, double *wait_s, Error *err);

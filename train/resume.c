@@ -85,9 +85,8 @@ static int64_t drawn_of_path(const json_t *corpora, const char *path) {
 }
 
 /* Each corpus goes on behind what was already drawn from it, so that nothing repeats. Where the mix is the one
- * of before, that is where an uninterrupted run would be. The step, not the number of samples, gives the place
- * in the blend's period: the loader counts so, also after the batch size has changed. */
-static void restore_data(const Trainer *t, DataSource *source, const CheckpointState *state, const json_t *extra) {
+ * of before, that is where an uninterrupted run would be. */
+static void restore_data(DataSource *source, const CheckpointState *state, const json_t *extra) {
     const json_t *corpora = json_object_get(extra, "corpora");
     const int n = data_corpora(source);
     /* The same files in the same order, wherever they are now: their numbers hold. */
@@ -96,7 +95,7 @@ static void restore_data(const Trainer *t, DataSource *source, const CheckpointS
     for (int i = 0; i < n; i++) {
         drawn[i] = same ? state->corpus_counters[i] : drawn_of_path(corpora, data_corpus_path(source, i));
     }
-    data_set_base(source, state->step * t->config->global_batch, drawn);
+    data_set_base(source, state->samples, drawn);
     free(drawn);
 }
 
@@ -205,8 +204,11 @@ static void continue_from(Trainer *t, DataSource *source, const char *step_dir) 
     check_may_continue(t, source, &state, step_dir, &differ);
     load_pieces(t, step_dir, true);
     json_t *extra = json_loads(state.extra_json ? state.extra_json : "{}", JSON_REJECT_DUPLICATES, NULL);
-    restore_data(t, source, &state, extra);
+    restore_data(source, &state, extra);
     t->step = state.step;
+    t->samples = state.samples;
+    t->tokens = state.tokens;
+    t->last_loss = state.last_loss;
     t->skipped = state.skipped;
     t->skipped_in_row = json_integer_value(json_object_get(extra, "skipped_in_row"));
     log_info(LOG_CKPT, "resuming from %s: step %" PRId64 ", %" PRId64 " samples, %" PRId64 " tokens", step_dir,
@@ -228,20 +230,20 @@ void resume_run(Trainer *t, DataSource *source) {
     free(step_dir);
 }
 
-int save_run(Trainer *t, const DataSource *source, double last_loss, Error *err) {
+int save_run(Trainer *t, const DataSource *source, Error *err) {
     const Config *c = t->config;
     if (trainer_check_replicas(t, err) != 0) return -1;
     int64_t *drawn = xcalloc((uint64_t)data_corpora(source), sizeof *drawn);
     CheckpointState state = {
         .step = t->step,
-        .samples = t->step * c->global_batch,
-        .tokens = t->step * c->global_batch * c->seq_len,
+        .samples = t->samples,
+        .tokens = t->tokens,
         .skipped = t->skipped,
         .config_text = config_text(c),
         .data_fingerprint = data_fingerprint(source),
         .n_corpora = data_corpora(source),
         .corpus_counters = drawn,
-        .last_loss = last_loss,
+        .last_loss = t->last_loss,
         .grid_size = {t->grid.size[DIM_TENSOR], t->grid.size[DIM_PIPELINE], t->grid.size[DIM_DATA]}};
     data_counters(source, state.samples, drawn);
     state.extra_json = extra_state(t, source, drawn);

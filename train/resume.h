@@ -17,6 +17,6 @@ void resume_run(Trainer *trainer, DataSource *source);
 void resume_check_model(const Trainer *trainer, const CheckpointState *state, const char *step_dir);
 
 /* Saves step trainer->step; on all ranks. 0, or -1 with err. */
-int save_run(Trainer *trainer, const DataSource *source, double last_loss, Error *err);
+int save_run(Trainer *trainer, const DataSource *source, Error *err);
 
 #endif

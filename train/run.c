@@ -46,7 +46,6 @@ typedef struct {
     double peak_flops;  /* of all ranks' cores together */
     int64_t mem_bytes;  /* largest arena of all ranks */
     double data_wait_s; /* of the present step */
-    double last_loss;
 } Run;
 
 static const Batch *next_batch(void *context, Error *err) {
@@ -131,7 +130,7 @@ static void save(Run *run) {
     Error err;
     const double start_s = clock_s();
     launch_watch_phase("saving", t->step);
-    if (save_run(t, run->prepared->train, run->last_loss, &err) != 0) die_error(&err);
+    if (save_run(t, run->prepared->train, &err) != 0) die_error(&err);
     if (!run->metrics) return;
     char *text = xasprintf("saved %s/step-%08" PRId64 " in %.2f s", t->config->checkpoint_dir, t->step,
                            clock_s() - start_s);
@@ -175,7 +174,7 @@ static void report(Run *run, const StepResult *r, double step_s, double valid_lo
                              .loss = r->loss,
                              .grad_norm = r->grad_norm,
                              .lr = r->lr,
-                             .tokens = t->step * c->global_batch * c->seq_len,
+                             .tokens = t->tokens,
                              .tokens_per_s = step_tokens / step_s,
                              .step_ms = 1e3 * step_s,
                              .data_wait_ms = 1e3 * run->data_wait_s,
@@ -195,7 +194,6 @@ static bool run_one_step(Run *run, const BatchSource *source) {
     launch_watch_deadline(c->timeout_s);
     const StepResult r = trainer_step(t, source, stop_signal != 0);
     const double step_s = clock_s() - start_s;
-    if (!r.skipped) run->last_loss = r.loss;
     check_skipped(run, &r);
     report(run, &r, step_s, evaluate(run));
     const bool due = c->checkpoint_every && t->step % c->checkpoint_every == 0;
@@ -210,7 +208,7 @@ static int run_steps(Run *run) {
     const BatchSource source = {.next = next_batch, .context = run};
     bool stopped = false;
     run->loader = loader_start(run->prepared->train, c->micro_batch, c->global_batch, t->grid.size[DIM_DATA],
-                               t->grid.index[DIM_DATA], t->step);
+                               t->grid.index[DIM_DATA], t->samples);
     while (t->step < c->total_steps && !stopped) stopped = run_one_step(run, &source);
     loader_stop(run->loader);
     if (!stopped) return EXIT_DONE;
@@ -222,6 +220,19 @@ static void gather_memory(Run *run) {
     double bytes = (double)run->trainer.arena.bytes;
     if (run->trainer.groups.world) comm_host_reduce(run->trainer.groups.world, &bytes, 1, COMM_MAX);
     run->mem_bytes = (int64_t)bytes;
+}
+
+/* A length in tokens counts those of before too, whatever batches they came in. */
+static void count_steps_left(Run *run) {
+    const Trainer *t = &run->trainer;
+    Config *c = &run->prepared->config;
+    if (!c->tokens) return;
+    const int64_t end = t->step + ceil_div(max_i64(c->tokens - t->tokens, 0), c->global_batch * c->seq_len);
+    if (end != c->total_steps && end > t->step) {
+        log_info(LOG_TRAIN, "with the batches of before, train.tokens = %" PRId64 " is reached after step %" PRId64,
+                 c->tokens, end);
+    }
+    c->total_steps = end;
 }
 
 /* Nothing is left to train. A run that was resumed from elsewhere is saved in its own directory, in the
@@ -246,7 +257,7 @@ static int train(Run *run) {
 
 int run_training(Prepared *prepared, Launch *launch) {
     const Config *c = &prepared->config;
-    Run run = {.prepared = prepared, .launch = launch, .last_loss = NAN};
+    Run run = {.prepared = prepared, .launch = launch};
     catch_signals();
     const int threads = rank_threads(c, launch);
     kernels_init(threads);
@@ -257,6 +268,7 @@ int run_training(Prepared *prepared, Launch *launch) {
     run.peak_flops = measure_peak(&run, threads);
     print_start(&run, threads);
     resume_run(&run.trainer, prepared->train);
+    count_steps_left(&run);
     int status = run.trainer.step < c->total_steps ? train(&run) : finished(&run);
     launch_finish(launch);
     trainer_destroy(&run.trainer);

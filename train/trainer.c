@@ -103,7 +103,7 @@ static void set_coordinates(const Trainer *t) {
 
 void trainer_create(Trainer *t, const Config *config, Launch *launch, Comm *comm, bool training, bool guarded) {
     static const char *const lane_names[LANE_COUNT] = {"compute", "pipeline forward", "pipeline backward", "data"};
-    *t = (Trainer){.config = config, .comm = comm};
+    *t = (Trainer){.config = config, .comm = comm, .last_loss = NAN};
     make_grid(t, comm ? launch : NULL);
     if (comm && t->grid.world_size > 1) set_coordinates(t);
     make_groups(t);
@@ -179,8 +179,11 @@ StepResult trainer_step(Trainer *t, const BatchSource *source, bool stop_request
         launch_watch_phase("optimizer", t->pipeline.step);
         optimizer_step(&t->optimizer, &t->model.tensors, t->model.params, t->model.grads, update, r.lr,
                        correction * clip, t->model.compute);
+        t->last_loss = r.loss;
     }
     t->step++;
+    t->samples += c->global_batch;
+    t->tokens += c->global_batch * c->seq_len;
     t->skipped += r.skipped;
     t->skipped_in_row = r.skipped ? t->skipped_in_row + 1 : 0;
     return r;

@@ -25,6 +25,8 @@ typedef struct {
     Pipeline pipeline;
     int64_t step, skipped; /* steps done, and how many of them changed nothing */
     int64_t skipped_in_row;
+    int64_t samples, tokens; /* that these steps took: of all sizes that the batch had */
+    double last_loss;        /* of the last step that was not skipped; NAN: there was none */
 } Trainer;
 
 typedef struct {

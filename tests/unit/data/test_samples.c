@@ -460,8 +460,8 @@ START_TEST(micro_batches_in_order_for_all_ranks) {
     for (int l = 0; l < 5; l++) {
         int micro = layouts[l][0], global = layouts[l][1], data = layouts[l][2];
         for (int rank = 0; rank < data; rank++) {
-            int64_t first_step = rank + 2;
-            Loader *loader = loader_start(source, micro, global, data, rank, first_step);
+            int64_t first_sample = (rank + 2) * global + 3 * rank;
+            Loader *loader = loader_start(source, micro, global, data, rank, first_sample);
             int in_step = global / (micro * data);
             for (int j = 0; j < 40; j++) {
                 double wait_s;
@@ -471,7 +471,7 @@ START_TEST(micro_batches_in_order_for_all_ranks) {
                 ck_assert_int_eq(batch->sequences, micro);
                 ck_assert(wait_s >= 0);
                 for (int i = 0; i < micro; i++) {
-                    int64_t k = (first_step + j / in_step) * global + (j % in_step * data + rank) * micro + i;
+                    int64_t k = first_sample + j / in_step * global + (j % in_step * data + rank) * micro + i;
                     Sample s = sample(source, k);
                     ck_assert_mem_eq(batch->tokens + i * SEQ, s.tokens, sizeof s.tokens);
                     ck_assert_mem_eq(batch->targets + i * SEQ, s.targets, sizeof s.targets);
