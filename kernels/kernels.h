@@ -25,7 +25,7 @@ typedef enum { NORM_LAYER, NORM_RMS } NormKind;
 /* threads: of this process, at least 1. Call once before any operation, from the thread that will call them. */
 void kernels_init(int threads);
 /* Starts the threads and takes all memory that operations on that type hold beside their arguments, so that none
- * of them allocates later. Returns its bytes; work buffers of a BLAS, whose use only the BLAS knows, are not counted. */
+ * of them allocates later. Returns its bytes; not counted are a BLAS's own buffers, whose use only the BLAS knows. */
 int64_t kernels_prepare(DType dtype);
 /* "avx512", "avx2" or "portable": what runs now. */
 const char *kernels_path(void);

@@ -2,8 +2,8 @@
  * High-Performance Matrix Multiplication", 2008); the body of sgemm_avx2.c and sgemm_avx512.c.
  * Defined before: STRIP_ROWS x STRIP_COLS, the tile of C that registers hold; BLOCK_ROWS, BLOCK_COLS, BLOCK_K,
  * what caches hold; A_STRIP_STAYS, which of the two strips stays in the first cache; TILE_ROWS_STEP, which divides
- * the rows that a tile may have; SGEMM_RECTANGLE and SGEMM_BUFFERS, the names; and strip_tile(c, ldc, add, rows, K, a, b): `rows`
- * rows of C (rows, STRIP_COLS) = or += packed strip a . packed strip b.
+ * the rows that a tile may have; SGEMM_RECTANGLE and SGEMM_BUFFERS, the names; and strip_tile(c, ldc, add, rows, K,
+ * a, b): `rows` rows of C (rows, STRIP_COLS) = or += packed strip a . packed strip b.
  * In: a rectangle of C and the operands.  Out: the rectangle, epilogue done.
  * Invariants: K is cut into blocks that depend on K alone, and within a block an element's sum runs
  * over k in order: the bits of an element depend on its row of A and its column of B only. So a
