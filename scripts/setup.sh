@@ -52,13 +52,13 @@ else
     exit 1
 fi
 $as_root apt-get update -q >/dev/null || echo "setup: apt-get update failed; trying with what apt knows" >&2
+printed=$(mktemp)
+trap 'rm -f "$printed"' EXIT
 # shellcheck disable=SC2086
 if ! $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing \
-    >/tmp/trident-setup.$$ 2>&1; then
-    tail -20 /tmp/trident-setup.$$ >&2
-    rm -f /tmp/trident-setup.$$
+    >"$printed" 2>&1; then
+    tail -20 "$printed" >&2
     echo "setup: apt-get could not install:$missing" >&2
     exit 1
 fi
-rm -f /tmp/trident-setup.$$
 echo "setup: installed$missing"
