@@ -21,7 +21,8 @@ python3-pytest:tests_of_whole_runs
 libpmi2-0:client_library_of_the_PMI2_launcher
 procps:tests_look_at_processes
 clang-14:second_compiler,_fuzzing
-libclang-rt-14-dev:clang's_sanitizers"
+libclang-rt-14-dev:clang's_sanitizers
+clang-format-14:the_code's_format"
 
 case "${1:-build}" in
 build) wanted=$build_packages ;;
