@@ -103,9 +103,9 @@ static inline int count_text(const char *text, const char *part) {
 }
 
 #define CHECK_SAYS(process, part) \
-    ck_assert_msg(strstr((process)->text, part) != NULL, "\"%s\" is not in: %s", part, (process)->text)
+    ck_assert_msg(strstr((process)->text, part) != NULL, "\"%s\" is not in: %.4000s", part, (process)->text)
 #define CHECK_STATUS(process, wanted)                                                                      \
-    ck_assert_msg((process)->status == (wanted), "status %d instead of %d: %s", (process)->status, wanted, \
+    ck_assert_msg((process)->status == (wanted), "status %d instead of %d: %.4000s", (process)->status, wanted, \
                   (process)->text)
 
 /* Variables of other launchers must not leak in from where the tests are started. */

@@ -115,7 +115,7 @@ static void check_all(const Processes *all, int status, const char *says) {
 
 /* Slurm's library does not free the answer to a finalize that failed. */
 const char *__lsan_default_suppressions(void);
-const char *__lsan_default_suppressions(void) { return "leak:PMI2_Finalize"; }
+const char *__lsan_default_suppressions(void) { return "leak:libpmi2.so"; }
 
 static Processes all;
 
