@@ -44,13 +44,12 @@ typedef struct {
 #define EPILOGUE_ROW epilogue_row_f64
 #include "kernels/cpu/matmul_real.h"
 
-enum { SIDE_MULTIPLE = 48 }; /* whole tiles of the product's inner loops */
 static const double PANEL_FLOP_MIN = 2e6;
 
 /* CBLAS: a panel's bits may depend on its shape, so the shape must not depend on the threads. Four
  * panels of the longer side: more cost one thread 6 % of its rate, fewer leave nothing to share. */
 static void choose_panels_blas(Product *p) {
-    enum { PANELS = 4 };
+    enum { PANELS = 4, SIDE_MULTIPLE = 48 };
     double flop = 2.0 * (double)p->M * (double)p->N * (double)p->K;
     int64_t panels = min_i64(PANELS, (int64_t)(flop / PANEL_FLOP_MIN));
     p->panel_rows = min_i64(p->M, INT_MAX);
@@ -60,23 +59,40 @@ static void choose_panels_blas(Product *p) {
     *side = min_i64(*side, round_up(ceil_div(*side, panels), SIDE_MULTIPLE));
 }
 
-/* Our own product may be cut anywhere: not at all for one thread, else into twice as many pieces as
- * threads, so that a thread that lost its core does not keep the others waiting for long. Of the ways
- * to cut, the one with the shortest sides packs the least. */
+/* What a thread has to do at most if C is cut into down x across panels, in multiply-adds for each k. Packing an
+ * element costs as much as PACKING multiply-adds. */
+static double panels_cost(const Product *p, int64_t rows, int64_t cols) {
+    enum { PACKING = 20 };
+    int64_t panels = ceil_div(p->M, rows) * ceil_div(p->N, cols);
+    double panel = (double)rows * (double)cols + PACKING * (double)(rows + cols);
+    return (double)ceil_div(panels, kernels_threads()) * panel;
+}
+
+/* Our own product may be cut anywhere: not at all for one thread, else into as many pieces as threads, or twice as
+ * many where that hardly costs more, so that a thread that lost its core does not keep the others waiting for long;
+ * but into none that are too small. */
 static void choose_panels_own(Product *p) {
-    double flop = 2.0 * (double)p->M * (double)p->N * (double)p->K;
-    int64_t pieces = kernels_threads() == 1 ? 1 : min_i64(2 * kernels_threads(), (int64_t)(flop / PANEL_FLOP_MIN));
+    enum { ROWS_MULTIPLE = 12, COLS_MULTIPLE = 32 }; /* whole tiles of the product's inner loops */
+    static const double TWICE_COST_MAX = 1.04;
+    const int threads = kernels_threads();
+    const int64_t pieces_max = (int64_t)(2.0 * (double)p->M * (double)p->N * (double)p->K / PANEL_FLOP_MIN);
     p->panel_rows = p->M;
     p->panel_cols = p->N;
-    int64_t shortest = INT64_MAX;
-    for (int64_t across = 1; across <= pieces; across++) {
-        if (pieces % across != 0) continue;
-        int64_t cols = round_up(ceil_div(p->N, across), SIDE_MULTIPLE);
-        int64_t rows = round_up(ceil_div(p->M, pieces / across), SIDE_MULTIPLE);
-        if (rows + cols >= shortest) continue;
-        shortest = rows + cols;
-        p->panel_rows = min_i64(rows, p->M);
-        p->panel_cols = min_i64(cols, p->N);
+    if (threads == 1) return;
+    double least = INFINITY;
+    for (int twice = 0; twice < 2; twice++) {
+        const int64_t pieces = min_i64(twice ? 2 * threads : threads, pieces_max);
+        double limit = twice ? TWICE_COST_MAX * least : INFINITY;
+        for (int64_t across = 1; across <= pieces; across++) {
+            if (pieces % across != 0) continue;
+            int64_t rows = min_i64(p->M, round_up(ceil_div(p->M, pieces / across), ROWS_MULTIPLE));
+            int64_t cols = min_i64(p->N, round_up(ceil_div(p->N, across), COLS_MULTIPLE));
+            double cost = panels_cost(p, rows, cols);
+            if (cost >= limit) continue;
+            limit = least = cost;
+            p->panel_rows = rows;
+            p->panel_cols = cols;
+        }
     }
 }
 
