@@ -160,8 +160,9 @@ static void check_gradient(const Problem *p) {
             const bool is_target = p->targets[row] == column;
             const double logit = element(p->all, row * p->V + column, p->dtype), lse = element(p->lse, row, p->dtype);
             const double want = (double)slope(logit, lse, is_target, p->scale), scale_size = fabs(p->scale);
-            const double bound = scale_size * (exp(logit - lse) * (fabs(logit - lse) + 5.0) * u + flushed) +
-                                 (is_target ? 2.0 * u * scale_size : 0.0) + u * fabs(want);
+            const double p_error = isinf(logit) ? 0.0 : exp(logit - lse) * (fabs(logit - lse) + 5.0) * u;
+            const double bound = scale_size * (p_error + flushed) + (is_target ? 2.0 * u * scale_size : 0.0) +
+                                 u * fabs(want);
             check_close(p->path, "gradient", i, got, want, bound);
         }
     }
@@ -283,6 +284,29 @@ START_TEST(non_finite_logits_show_in_their_row) {
 }
 END_TEST
 
+/* A rank that has nothing above -inf adds nothing, as if these columns weren't there. */
+START_TEST(a_rank_of_zero_weights_adds_nothing) {
+    enum { ROWS = 12, V = 30 };
+    TestRandom r = test_random("a_rank_of_zero_weights_adds_nothing");
+    kernels_init(2);
+    for (int n = 0; n < 3 * TEST_PATHS; n++) {
+        test_path_choose(&test_paths[n % TEST_PATHS]);
+        Problem p = make_problem(&r, &test_paths[n % TEST_PATHS], ROWS, V, 3, 5.0, 0.0);
+        for (int64_t i = 0; i < ROWS * V; i++) {
+            if (i % V / p.columns == n / TEST_PATHS) set_element(p.all, i, -INFINITY, p.dtype);
+        }
+        for (int64_t i = 0; i < ROWS; i++) { /* no target there: that loss is infinite */
+            if (p.targets[i] / p.columns == n / TEST_PATHS) p.targets[i] = -1;
+        }
+        split_logits(&p);
+        check_loss(&p);
+        check_gradient(&p);
+        free_problem(&p);
+    }
+    kernels_limit_path(NULL);
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("cross_entropy");
     TCase *tcase = tcase_create("cross_entropy");
@@ -292,6 +316,7 @@ int main(void) {
     tcase_add_test(tcase, reference_gradient_matches_differences);
     tcase_add_test(tcase, threads_do_not_change_bits);
     tcase_add_test(tcase, non_finite_logits_show_in_their_row);
+    tcase_add_test(tcase, a_rank_of_zero_weights_adds_nothing);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
