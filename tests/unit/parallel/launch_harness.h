@@ -104,7 +104,7 @@ static inline int count_text(const char *text, const char *part) {
 
 #define CHECK_SAYS(process, part) \
     ck_assert_msg(strstr((process)->text, part) != NULL, "\"%s\" is not in: %.4000s", part, (process)->text)
-#define CHECK_STATUS(process, wanted)                                                                      \
+#define CHECK_STATUS(process, wanted)                                                                           \
     ck_assert_msg((process)->status == (wanted), "status %d instead of %d: %.4000s", (process)->status, wanted, \
                   (process)->text)
 
