@@ -10,6 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/log.h"
+
 int file_read_at(int fd, const char *path, void *to, size_t bytes, int64_t offset, Error *err, int status) {
     size_t done = 0;
     while (done < bytes) {
@@ -78,12 +80,17 @@ static char *directory_of(const char *path) {
     return directory;
 }
 
+int file_sync(int fd) {
+    int synced;
+    do synced = fsync(fd);
+    while (synced != 0 && errno == EINTR);
+    return synced;
+}
+
 int directory_sync(const char *path, Error *err, int status) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return error_set(err, status, "%s: cannot open the directory: %s", path, strerror(errno));
-    int rc = 0, synced;
-    do synced = fsync(fd);
-    while (synced != 0 && errno == EINTR);
+    int rc = 0, synced = file_sync(fd);
     /* Some file systems do not support fsync on a directory and answer EINVAL. */
     if (synced != 0 && errno != EINVAL) {
         rc = error_set(err, status, "%s: cannot sync the directory: %s", path, strerror(errno));
@@ -102,7 +109,7 @@ int file_write_atomic(const char *path, const void *from, size_t bytes, Error *e
         goto done;
     }
     if (file_write_all(fd, temporary, from, bytes, err, status) != 0) goto done;
-    if (fsync(fd) != 0) {
+    if (file_sync(fd) != 0) {
         error_set(err, status, "%s: cannot sync: %s", temporary, strerror(errno));
         goto done;
     }
@@ -125,6 +132,18 @@ done:
     return rc;
 }
 
+/* Another client of a network file system may have made it: this one can know that the name is taken before it
+ * sees the directory itself. */
+static bool directory_appears(const char *path) {
+    enum { TRIES = 100 };
+    for (int try = 0;; try++) {
+        struct stat facts;
+        if (stat(path, &facts) == 0) return S_ISDIR(facts.st_mode);
+        if ((errno != ENOENT && errno != ESTALE) || try == TRIES) return false;
+        sleep_s(0.01);
+    }
+}
+
 int directory_make(const char *path, Error *err, int status) {
     char *partial = xstrdup(path);
     int rc = 0;
@@ -138,8 +157,7 @@ int directory_make(const char *path, Error *err, int status) {
         *p = end;
         if (end == 0) break;
     }
-    struct stat facts;
-    if (rc == 0 && (stat(path, &facts) != 0 || !S_ISDIR(facts.st_mode))) {
+    if (rc == 0 && !directory_appears(path)) {
         rc = error_set(err, status, "%s: is not a directory", path);
     }
     free(partial);

@@ -16,9 +16,11 @@ int file_write_all(int fd, const char *path, const void *from, size_t bytes, Err
 char *file_read(const char *path, size_t *bytes, size_t limit, Error *err, int status);
 /* Temporary name in the same directory, write, fsync, rename, fsync of the directory. */
 int file_write_atomic(const char *path, const void *from, size_t bytes, Error *err, int status);
+/* fsync, again where a signal interrupted it. 0, or -1 with errno. */
+int file_sync(int fd);
 /* fsync of a directory. */
 int directory_sync(const char *path, Error *err, int status);
-/* mkdir -p; an existing directory is fine. */
+/* mkdir -p; an existing directory is fine, also one of which a network file system's client knows the name only. */
 int directory_make(const char *path, Error *err, int status);
 
 #endif

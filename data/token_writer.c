@@ -176,7 +176,7 @@ static int write_index(TokenWriter *writer, Error *err) {
     for (IndexPart part = PART_LENGTHS; rc == 0 && part <= PART_DOCUMENTS; part++) {
         rc = write_part(writer, index, part, err);
     }
-    if (rc == 0 && (fflush(index) != 0 || fsync(fileno(index)) != 0)) {
+    if (rc == 0 && (fflush(index) != 0 || file_sync(fileno(index)) != 0)) {
         rc = error_set(err, EXIT_DATA, "%s: cannot write: %s", writer->idx_temporary, strerror(errno));
     }
     if (fclose(index) != 0 && rc == 0) {
@@ -188,7 +188,7 @@ static int write_index(TokenWriter *writer, Error *err) {
 int token_writer_commit(TokenWriter *writer, Error *err) {
     REQUIRE(!writer->committed && writer->in_document == 0);
     if (write_index(writer, err) != 0) return -1;
-    if (fsync(writer->bin_fd) != 0) {
+    if (file_sync(writer->bin_fd) != 0) {
         return error_set(err, EXIT_DATA, "%s: cannot sync: %s", writer->bin_temporary, strerror(errno));
     }
     /* An old index must not describe the new tokens, not even for a moment. */

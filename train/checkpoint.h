@@ -56,6 +56,9 @@ int checkpoint_save(const char *dir, const CheckpointState *state, const Checkpo
  * (cheap); sums are verified when read. dir may be a step directory itself: then that one or an error. */
 char *checkpoint_find(const char *dir, Error *err);
 
+/* How many step directories with a manifest are below dir; 0 where it cannot be read. */
+int64_t checkpoint_count(const char *dir);
+
 /* Reads the manifest of a step directory. -1 with err (EXIT_CHECKPOINT). */
 int checkpoint_read_state(const char *step_dir, CheckpointState *state, Error *err);
 /* Fills the data of every piece. The header of every file that is needed, and every entry in it that is used, are

@@ -24,8 +24,8 @@ int create_file(const char *path, int flags, Error *err) {
 }
 
 int sync_and_close(int fd, const char *path, int rc, Error *err) {
-    while (rc == 0 && fsync(fd) != 0) {
-        if (errno != EINTR) rc = error_set(err, EXIT_CHECKPOINT, "%s: cannot sync: %s", path, strerror(errno));
+    if (rc == 0 && file_sync(fd) != 0) {
+        rc = error_set(err, EXIT_CHECKPOINT, "%s: cannot sync: %s", path, strerror(errno));
     }
     /* Network file systems may tell of a full disk only here. An interrupted close has closed. */
     if (close(fd) != 0 && errno != EINTR && rc == 0) {

@@ -66,6 +66,20 @@ char *checkpoint_find(const char *dir, Error *err) {
     return found;
 }
 
+int64_t checkpoint_count(const char *dir) {
+    Error err;
+    int64_t *steps, count = 0;
+    int n;
+    if (list_steps(dir, &steps, &n, &err) != 0) return 0;
+    for (int i = 0; i < n; i++) {
+        char *step_dir = step_directory(dir, steps[i]);
+        count += has_manifest(step_dir);
+        free(step_dir);
+    }
+    free(steps);
+    return count;
+}
+
 int checkpoint_read_state(const char *step_dir, CheckpointState *state, Error *err) {
     Manifest manifest;
     if (manifest_read(step_dir, &manifest, err) != 0) return -1;

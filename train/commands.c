@@ -16,6 +16,7 @@
 #include "kernels/kernels.h"
 #include "train/checkpoint.h"
 #include "train/evaluate.h"
+#include "train/preflight.h"
 #include "train/resume.h"
 #include "train/run.h"
 
@@ -95,18 +96,25 @@ static int run_eval(Prepared *p, Launch *launch, const char *checkpoint) {
     Comm *comm = comm_create(launch, &options);
     Trainer trainer;
     trainer_create(&trainer, c, launch, comm, false, false);
-    int64_t step = load_weights(&trainer, checkpoint), tokens = 0;
-    const int64_t windows = source_windows(p->valid);
-    double loss = evaluate_windows(&trainer, p->valid, windows, &tokens);
+    Error err;
+    if (preflight_data(&trainer, p->valid, "data.valid", c->valid_data, &err) != 0) die_error(&err);
+    const int64_t step = load_weights(&trainer, checkpoint), windows = source_windows(p->valid);
+    const Evaluation e = evaluate_windows(&trainer, p->valid, windows, NULL);
+    if (e.tokens == 0) {
+        die(EXIT_DATA,
+            "data.valid = %s: no token of it has another of its document behind it: with mask_documents "
+            "there is nothing to predict",
+            c->valid_data);
+    }
     if (trainer.grid.rank == 0) {
         printf("step %" PRId64 ": %" PRId64 " windows, %" PRId64 " tokens: loss %.9g nats a token, perplexity %.6g\n",
-               step, windows, tokens, loss, exp(loss));
+               step, windows, e.tokens, e.loss, exp(e.loss));
         fflush(stdout);
     }
     launch_finish(launch);
     trainer_destroy(&trainer);
     comm_destroy(comm);
-    return isfinite(loss) ? EXIT_DONE : EXIT_NUMBERS;
+    return isfinite(e.loss) ? EXIT_DONE : EXIT_NUMBERS;
 }
 
 int command_eval(int argc, char **argv) {

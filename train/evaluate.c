@@ -43,7 +43,7 @@ static const Batch *next_windows(void *context, Error *err) {
     return &r->batch;
 }
 
-double evaluate_windows(Trainer *t, const DataSource *source, int64_t windows, int64_t *tokens) {
+Evaluation evaluate_windows(Trainer *t, const DataSource *source, int64_t windows, bool (*asked_to_stop)(void)) {
     const Config *c = t->config;
     WindowReader reader = {.source = source,
                            .windows = windows,
@@ -51,15 +51,16 @@ double evaluate_windows(Trainer *t, const DataSource *source, int64_t windows, i
                            .micro_batch = c->micro_batch,
                            .data_size = t->grid.size[DIM_DATA],
                            .data_rank = t->grid.index[DIM_DATA]};
-    const uint64_t n = (uint64_t)(c->micro_batch * c->seq_len);
-    int32_t *memory = xcalloc(4 * n, sizeof *memory);
+    const uint64_t elements = (uint64_t)(c->micro_batch * c->seq_len);
+    int32_t *memory = xcalloc(4 * elements, sizeof *memory);
     reader.batch = (Batch){.sequences = c->micro_batch,
                            .tokens = memory,
-                           .targets = memory + n,
-                           .positions = memory + 2 * n,
-                           .doc_start = memory + 3 * n};
+                           .targets = memory + elements,
+                           .positions = memory + 2 * elements,
+                           .doc_start = memory + 3 * elements};
     const BatchSource batches = {.next = next_windows, .context = &reader};
-    double loss = trainer_evaluate(t, &batches, ceil_div(windows, c->micro_batch * reader.data_size), tokens);
+    const int64_t n = ceil_div(windows, c->micro_batch * reader.data_size);
+    const Evaluation evaluation = trainer_evaluate(t, &batches, n, asked_to_stop);
     free(memory);
-    return loss;
+    return evaluation;
 }

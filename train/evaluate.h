@@ -8,7 +8,7 @@
 /* Windows of all corpora together: one epoch. */
 int64_t source_windows(const DataSource *source);
 /* Mean loss over the unmasked tokens of the first n windows, spread over the data ranks; what the last
- * micro-batches lack is filled with masked windows. *tokens (may be NULL): how many tokens. */
-double evaluate_windows(Trainer *trainer, const DataSource *source, int64_t windows, int64_t *tokens);
+ * micro-batches lack is filled with masked windows. asked_to_stop: as in trainer_evaluate. */
+Evaluation evaluate_windows(Trainer *trainer, const DataSource *source, int64_t windows, bool (*asked_to_stop)(void));
 
 #endif

@@ -1,8 +1,9 @@
-/* preflight.c - what would end a run late, looked at before its first step: memory and disk.
- * In: the memory plan, checkpoint.dir. Out: nothing, a warning, or an error with numbers. */
+/* preflight.c - what would end a run late, or spoil it, looked at before its first step: memory, disk, data.
+ * In: the memory plan, checkpoint.dir, the opened data. Out: nothing, a warning, or an error with numbers. */
 #include "train/preflight.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -107,24 +108,119 @@ void preflight_memory(const Trainer *t) {
         gib[OWNER_COMMUNICATION], gib[OWNER_WORKSPACE]);
 }
 
+/* ---- data ---- */
+
+int preflight_data(const Trainer *t, const DataSource *source, const char *key, const char *spec, Error *err) {
+    if (!t->groups.world) return 0;
+    const uint64_t mine = data_fingerprint(source);
+    int64_t *lengths = xcalloc((uint64_t)t->grid.world_size, sizeof *lengths);
+    uint64_t *all = comm_host_gather(t->groups.world, &mine, sizeof mine, lengths);
+    int rc = 0;
+    for (int rank = 1; rank < t->grid.world_size && rc == 0; rank++) {
+        if (all[rank] == all[0]) continue;
+        rc = error_set(err, EXIT_DATA,
+                       "%s = %s: rank %d on host %s finds other files there than rank 0 on host %s (fingerprint "
+                       "%016" PRIx64 ", not %016" PRIx64 "); all hosts need the same ones",
+                       key, spec, rank, t->seats[rank].host, t->seats[0].host, all[rank], all[0]);
+    }
+    free(all);
+    free(lengths);
+    return rc;
+}
+
 /* ---- disk ---- */
 
-int preflight_disk(const Trainer *t, Error *err) {
+/* How many more checkpoints than now there will be at once: those that stay, and one while it is written. */
+static double checkpoints_to_come(const Trainer *t) {
     const Config *c = t->config;
-    const char *dir = c->checkpoint_dir;
-    if (directory_make(dir, err, EXIT_CHECKPOINT) != 0) return -1;
-    if (access(dir, W_OK | X_OK) != 0) {
-        return error_set(err, EXIT_CHECKPOINT, "checkpoint.dir = %s: cannot write there: %s", dir, strerror(errno));
-    }
+    const int64_t steps = max_i64(c->total_steps - t->step, 0);
+    const int64_t saves = max_i64(c->checkpoint_every ? ceil_div(steps, c->checkpoint_every) : 1, 1);
+    if (c->checkpoint_keep == 0) return (double)saves;
+    const int64_t kept = checkpoint_count(c->checkpoint_dir);
+    return (double)min_i64(saves, c->checkpoint_keep + 1 - min_i64(kept, c->checkpoint_keep));
+}
+
+static void warn_of_little_room(const Trainer *t) {
+    const Config *c = t->config;
     struct statvfs facts;
-    if (statvfs(dir, &facts) != 0) return 0;
+    if (statvfs(c->checkpoint_dir, &facts) != 0) return;
     const double room = (double)facts.f_bavail * (double)facts.f_frsize;
-    const double needed = (double)model_parameters(c) * (double)dtype_size(c->dtype) * (1.0 + t->optimizer.states);
-    if (room < needed) {
-        log_warn(LOG_CKPT,
-                 "checkpoint.dir = %s: a checkpoint takes %.4g MB, but only %.4g MB are free there: saving will "
-                 "fail",
-                 dir, needed * 1e-6, room * 1e-6);
+    const double one = (double)model_parameters(c) * (double)dtype_size(c->dtype) * (1.0 + t->optimizer.states);
+    const double count = checkpoints_to_come(t);
+    if (room >= one * count) return;
+    log_warn(LOG_CKPT,
+             "checkpoint.dir = %s: a checkpoint takes %.4g MB and %.0f more of them will be there at once "
+             "(checkpoint.keep = %" PRId64 "), but only %.4g MB are free there: saving will fail",
+             c->checkpoint_dir, one * 1e-6, count, c->checkpoint_keep, room * 1e-6);
+}
+
+static int directory_usable(const char *dir, Error *err) {
+    if (directory_make(dir, err, EXIT_CHECKPOINT) != 0) return -1;
+    if (access(dir, W_OK | X_OK) == 0) return 0;
+    return error_set(err, EXIT_CHECKPOINT, "checkpoint.dir = %s: cannot write there: %s", dir, strerror(errno));
+}
+
+/* Another host of a shared file system may see a new file a little later. */
+static bool file_appears(const char *path) {
+    enum { TRIES = 500 };
+    for (int try = 0; try < TRIES; try++) {
+        const int fd = open(path, O_RDONLY | O_CLOEXEC); /* an open asks the server, where a look may not */
+        if (fd >= 0) {
+            close(fd);
+            return true;
+        }
+        sleep_s(0.01);
     }
-    return 0;
+    return false;
+}
+
+/* Whether ranks on other hosts see a file that rank 0 makes in checkpoint.dir and takes away again. */
+static int directory_shared(const Trainer *t, Error *err) {
+    const Config *c = t->config;
+    char name[64];
+    snprintf(name, sizeof name, ".seen-%d-%08x", (int)getpid(), (unsigned)(clock_s() * 1e6));
+    int64_t *lengths = xcalloc((uint64_t)t->grid.world_size, sizeof *lengths);
+    const bool maker = t->grid.rank == 0;
+    char *names = comm_host_gather(t->groups.world, name, maker ? sizeof name : 0, lengths);
+    char *path = xasprintf("%s/%s", c->checkpoint_dir, names);
+    int rc = maker ? file_write_atomic(path, "", 0, err, EXIT_CHECKPOINT) : 0;
+    double failed = rc != 0;
+    comm_host_reduce(t->groups.world, &failed, 1, COMM_MAX);
+    const bool elsewhere = strcmp(t->seats[t->grid.rank].host, t->seats[0].host) != 0;
+    if (failed == 0.0 && elsewhere && !file_appears(path)) {
+        rc = error_set(err, EXIT_CHECKPOINT,
+                       "checkpoint.dir = %s: host %s does not see what host %s writes there; all hosts must share "
+                       "this directory",
+                       c->checkpoint_dir, t->seats[t->grid.rank].host, t->seats[0].host);
+    }
+    double looked = 0.0;
+    comm_host_reduce(t->groups.world, &looked, 1, COMM_MAX);
+    if (maker) unlink(path);
+    free(path);
+    free(names);
+    free(lengths);
+    return rc;
+}
+
+/* Whether any rank failed; those that did not then have an error too. */
+static int agree(const Trainer *t, int rc, Error *err) {
+    double failed = rc != 0;
+    if (t->groups.world) comm_host_reduce(t->groups.world, &failed, 1, COMM_MAX);
+    if (rc != 0 || failed == 0.0) return rc;
+    return error_set(err, EXIT_CHECKPOINT, "checkpoint.dir = %s cannot be used: another rank says why",
+                     t->config->checkpoint_dir);
+}
+
+int preflight_disk(const Trainer *t, Error *err) {
+    int rc = 0;
+    if (t->grid.rank == 0) {
+        rc = directory_usable(t->config->checkpoint_dir, err);
+        if (rc == 0) warn_of_little_room(t);
+    }
+    if (agree(t, rc, err) != 0) return -1;
+    bool hosts_differ = false;
+    for (int rank = 1; rank < t->grid.world_size; rank++) {
+        hosts_differ |= strcmp(t->seats[rank].host, t->seats[0].host) != 0;
+    }
+    return hosts_differ ? agree(t, directory_shared(t, err), err) : 0;
 }

@@ -1,7 +1,8 @@
-/* preflight.h - what would end a run late, looked at before its first step: memory and disk. */
+/* preflight.h - what would end a run late, or spoil it, looked at before its first step: memory, disk, data. */
 #ifndef TRIDENT_TRAIN_PREFLIGHT_H
 #define TRIDENT_TRAIN_PREFLIGHT_H
 
+#include "data/source.h"
 #include "train/trainer.h"
 
 /* The memory plan of all ranks of this host against what the host (or its control group) has left. On all
@@ -9,8 +10,13 @@
  * would make it fit. */
 void preflight_memory(const Trainer *trainer);
 
-/* Makes checkpoint.dir, which must be writable (-1 with err, EXIT_CHECKPOINT), and warns where the file system
- * has no room for one checkpoint more. On one rank, before the first step. */
+/* All ranks opened the same data: -1 with err (EXIT_DATA) naming the setting and the first rank that did not. On
+ * all ranks; key, spec: the setting and its value. */
+int preflight_data(const Trainer *trainer, const DataSource *source, const char *key, const char *spec, Error *err);
+
+/* Makes checkpoint.dir, which must be writable and the same directory on all hosts (-1 with err,
+ * EXIT_CHECKPOINT), and warns where its file system has no room for the checkpoints that will be there at once. On
+ * all ranks, which all get the outcome, when the trainer's step is known. */
 int preflight_disk(const Trainer *trainer, Error *err);
 
 /* Bytes that processes of this host can still get: free memory and swap, or what the control group leaves of

@@ -8,6 +8,7 @@
 #include <xxhash.h>
 
 #include "base/check.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "data/tokenizer.h"
 #include "train/run.h"
@@ -69,11 +70,22 @@ void prepared_free(Prepared *p) {
     config_free(&p->config);
 }
 
+/* Of this executable's bytes: ranks of two builds may round differently. 0 where the system does not show them. */
+static uint64_t program_hash(void) {
+    Error err;
+    size_t bytes;
+    char *program = file_read("/proc/self/exe", &bytes, (size_t)1 << 30, &err, EXIT_LAUNCH);
+    if (!program) return 0;
+    const uint64_t hash = XXH3_64bits(program, bytes);
+    free(program);
+    return hash;
+}
+
 Launch *ranks_start(const Config *config) {
     char *text = config_text(config);
     const LaunchOptions options = {.world_size = config->data * config->pipeline * config->tensor,
                                    .timeout_s = config->timeout_s,
-                                   .config_hash = XXH3_64bits(text, strlen(text))};
+                                   .config_hash = XXH3_64bits_withSeed(text, strlen(text), program_hash())};
     free(text);
     Launch *launch = launch_start(&options);
     log_set_rank(launch_rank(launch), "");

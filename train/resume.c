@@ -232,7 +232,7 @@ void resume_run(Trainer *t, DataSource *source) {
 
 int save_run(Trainer *t, const DataSource *source, Error *err) {
     const Config *c = t->config;
-    if (trainer_check_replicas(t, err) != 0) return -1;
+    if (trainer_check_finite(t, err) != 0 || trainer_check_replicas(t, err) != 0) return -1;
     int64_t *drawn = xcalloc((uint64_t)data_corpora(source), sizeof *drawn);
     CheckpointState state = {
         .step = t->step,

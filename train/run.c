@@ -108,11 +108,21 @@ static void print_start(const Run *run, int threads) {
     data_print(run->prepared->train, c->total_steps * c->global_batch);
 }
 
+/* What would spoil the run, found before anything of it is written. */
+static void look_ahead(Run *run) {
+    const Trainer *t = &run->trainer;
+    const Config *c = t->config;
+    const Prepared *p = run->prepared;
+    Error err;
+    if (preflight_data(t, p->train, "data.train", c->train_data, &err) != 0) die_error(&err);
+    if (p->valid && preflight_data(t, p->valid, "data.valid", c->valid_data, &err) != 0) die_error(&err);
+    if (preflight_disk(t, &err) != 0) die_error(&err);
+}
+
 static void open_metrics(Run *run) {
     const Config *c = run->trainer.config;
     Error err;
     if (run->trainer.grid.rank != 0) return;
-    if (preflight_disk(&run->trainer, &err) != 0) die_error(&err);
     run->metrics = metrics_open(c->log_dir, run->trainer.step, c->log_every, c->tensorboard, &err);
     if (!run->metrics) die(EXIT_CONFIG, "log.dir = %s: %s", c->log_dir, err.message);
     char *text = config_text(c), *path = xasprintf("%s/config.ini", c->log_dir);
@@ -138,13 +148,16 @@ static void save(Run *run) {
     free(text);
 }
 
-static double evaluate(Run *run) {
+static bool asked_to_stop(void) { return stop_signal != 0; }
+
+static Evaluation evaluate(Run *run) {
     const Config *c = run->trainer.config;
-    if (!run->prepared->valid || !c->eval_every) return NAN;
     const Trainer *t = &run->trainer;
-    if (t->step % c->eval_every != 0 && t->step != c->total_steps) return NAN;
+    const Evaluation none = {.loss = NAN};
+    if (!run->prepared->valid || !c->eval_every) return none;
+    if (t->step % c->eval_every != 0 && t->step != c->total_steps) return none;
     const int64_t windows = min_i64(c->eval_batches * c->global_batch, source_windows(run->prepared->valid));
-    return evaluate_windows(&run->trainer, run->prepared->valid, windows, NULL);
+    return evaluate_windows(&run->trainer, run->prepared->valid, windows, asked_to_stop);
 }
 
 /* A step that changed nothing: says so, and stops the run where that goes on and on. */
@@ -195,11 +208,13 @@ static bool run_one_step(Run *run, const BatchSource *source) {
     const StepResult r = trainer_step(t, source, stop_signal != 0);
     const double step_s = clock_s() - start_s;
     check_skipped(run, &r);
-    report(run, &r, step_s, evaluate(run));
+    const Evaluation e = r.stop ? (Evaluation){.loss = NAN} : evaluate(run);
+    report(run, &r, step_s, e.loss);
+    const bool stop = r.stop || e.stopped;
     const bool due = c->checkpoint_every && t->step % c->checkpoint_every == 0;
     launch_watch_deadline(0.0);
-    if (r.stop || due || t->step == c->total_steps) save(run);
-    return r.stop && t->step < c->total_steps;
+    if (stop || due || t->step == c->total_steps) save(run);
+    return stop && t->step < c->total_steps;
 }
 
 static int run_steps(Run *run) {
@@ -212,7 +227,10 @@ static int run_steps(Run *run) {
     while (t->step < c->total_steps && !stopped) stopped = run_one_step(run, &source);
     loader_stop(run->loader);
     if (!stopped) return EXIT_DONE;
-    note(run, "stopped by a signal after saving; the same command goes on from here");
+    note(run,
+         strcmp(c->resume, "auto") == 0
+             ? "stopped by a signal after saving; the same command goes on from here"
+             : "stopped by a signal after saving; with checkpoint.resume = auto the same command goes on from here");
     return EXIT_STOPPED;
 }
 
@@ -249,6 +267,7 @@ static int finished(Run *run) {
 }
 
 static int train(Run *run) {
+    look_ahead(run);
     open_metrics(run);
     int status = run_steps(run);
     if (run->metrics) metrics_close(run->metrics);

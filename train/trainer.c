@@ -189,14 +189,28 @@ StepResult trainer_step(Trainer *t, const BatchSource *source, bool stop_request
     return r;
 }
 
-double trainer_evaluate(Trainer *t, const BatchSource *source, int64_t n, int64_t *tokens) {
+/* Whether some rank was asked to stop, agreed by all. */
+static bool any_stop(const Trainer *t, bool asked) {
+    double stop = asked;
+    if (t->groups.world) comm_host_reduce(t->groups.world, &stop, 1, COMM_MAX);
+    return stop > 0.0;
+}
+
+Evaluation trainer_evaluate(Trainer *t, const BatchSource *source, int64_t n, bool (*asked_to_stop)(void)) {
     t->pipeline.step = t->step;
     t->model.loss_sum = 0.0;
     t->model.loss_tokens = 0;
-    pipeline_evaluate(&t->pipeline, source, n);
+    Evaluation e = {.loss = NAN};
+    for (int64_t done = 0; done < n && !e.stopped; done += t->config->accumulation) {
+        launch_watch_deadline(t->config->timeout_s);
+        pipeline_evaluate(&t->pipeline, source, min_i64(t->config->accumulation, n - done));
+        if (asked_to_stop) e.stopped = any_stop(t, asked_to_stop());
+    }
+    launch_watch_deadline(0.0);
     double sums[SUM_COUNT] = {0};
     add_loss(t, sums);
     reduce_sums(t, sums);
-    if (tokens) *tokens = (int64_t)sums[SUM_TOKENS];
-    return sums[SUM_TOKENS] > 0.0 ? sums[SUM_LOSS] / sums[SUM_TOKENS] : NAN;
+    e.tokens = (int64_t)sums[SUM_TOKENS];
+    if (e.tokens > 0 && !e.stopped) e.loss = sums[SUM_LOSS] / sums[SUM_TOKENS];
+    return e;
 }

@@ -47,14 +47,24 @@ void trainer_destroy(Trainer *trainer);
 
 /* One optimizer step over the global batch. stop_requested: this rank was asked to stop. */
 StepResult trainer_step(Trainer *trainer, const BatchSource *source, bool stop_requested);
-/* Mean loss over n micro-batches of every data rank; *tokens (may be NULL): unmasked ones; NAN where there
- * are none. */
-double trainer_evaluate(Trainer *trainer, const BatchSource *source, int64_t n, int64_t *tokens);
+typedef struct {
+    double loss;    /* mean over the unmasked tokens, NAN where there are none */
+    int64_t tokens; /* unmasked */
+    bool stopped;   /* some rank was asked to stop: loss is NAN */
+} Evaluation;
+
+/* Looks at n micro-batches of every data rank. asked_to_stop (may be NULL): asked after each share of a global
+ * batch; train.timeout holds for each of these, not for all of them together. */
+Evaluation trainer_evaluate(Trainer *trainer, const BatchSource *source, int64_t n, bool (*asked_to_stop)(void));
 
 /* What this rank holds of the run's state, for checkpoint_save and checkpoint_load. Caller frees the
  * list with trainer_pieces_free. with_optimizer: also moments. */
 CheckpointPiece *trainer_pieces(const Trainer *trainer, bool with_optimizer, int *n);
 void trainer_pieces_free(CheckpointPiece *pieces, int n);
+
+/* Parameters and optimizer state of all ranks are finite: 0, or -1 on all ranks with err (EXIT_NUMBERS), which names
+ * the tensor where it is. */
+int trainer_check_finite(const Trainer *trainer, Error *err);
 
 /* Compares what must be the same on several ranks (parameters over data ranks, unsplit tensors over
  * tensor ranks, tied copies) by checksum. -1 with err naming the first tensor and rank that differ. */

@@ -2,11 +2,13 @@
  * In: trainer. Out: pieces that point into its memory.
  * Invariant: of all ranks that hold the same part of a tensor, exactly one writes it; the work of
  * writing is spread over the data ranks. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
 #include "base/check.h"
+#include "kernels/kernels.h"
 #include "train/trainer.h"
 
 static void add_piece(const Trainer *t, CheckpointPiece *piece, const Tensor *tensor, const char *prefix, void *flat,
@@ -85,6 +87,32 @@ static int compare_over(Trainer *t, Group *group, const char *group_name, bool (
     free(lengths);
     free(sums);
     return rc;
+}
+
+int trainer_check_finite(const Trainer *t, Error *err) {
+    const TensorTable *tensors = &t->model.tensors;
+    const DType dtype = t->config->dtype;
+    const Tensor *bad = NULL;
+    const char *kind = NULL;
+    for (int k = 0; k <= t->optimizer.states && !bad; k++) {
+        const char *flat = k ? t->optimizer.state[k - 1] : t->model.params;
+        for (int i = 0; i < tensors->n && !bad; i++) {
+            const Tensor *tensor = &tensors->list[i];
+            double sum = 0.0;
+            squared_norm(&sum, flat + tensor->offset * (int64_t)dtype_size(dtype), tensor->count, dtype,
+                         t->model.compute);
+            if (!isfinite(sum)) bad = tensor;
+        }
+        kind = k ? t->optimizer.state_names[k - 1] : "param";
+    }
+    double found = bad != NULL;
+    if (t->groups.world) comm_host_reduce(t->groups.world, &found, 1, COMM_MAX);
+    if (found == 0.0) return 0;
+    return error_set(err, EXIT_NUMBERS,
+                     "%s%s%s is not finite after step %lld, and no later step can repair that: nothing is saved, and "
+                     "the checkpoints before are as they were. A lower optimizer.lr or optimizer.clip may help",
+                     bad ? kind : "the state", bad ? "/" : "", bad ? bad->name : " of another rank",
+                     (long long)t->step);
 }
 
 static bool any_tensor(const Tensor *tensor) { return tensor->count > 0; }

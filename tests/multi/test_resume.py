@@ -90,12 +90,16 @@ def resave(base, directory, source, target, grid):
     return shard_bytes(directory / target / "checkpoints" / "step-00000003")
 
 
-def start_separate(config, directory, world, port):
-    """The ranks as processes of their own, as another scheduler would start them."""
+def start_separate(config, directory, world, port, words=(), own=None, programs=None):
+    """The ranks as processes of their own, as another scheduler would start them. directory: one, or a list with
+    each rank's; own: {rank: what only its environment has}; programs: {rank: another executable}."""
     processes = []
     for rank in range(world):
         env = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        processes.append(subprocess.Popen([TRIDENT, "train", str(config)], cwd=directory, env=env,
+        env.update((own or {}).get(rank, {}))
+        here = directory[rank] if isinstance(directory, list) else directory
+        program = (programs or {}).get(rank, TRIDENT)
+        processes.append(subprocess.Popen([program, "train", str(config), *words], cwd=here, env=env,
                                           stdout=subprocess.PIPE, stderr=subprocess.PIPE))
     return processes
 
