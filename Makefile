@@ -122,8 +122,10 @@ benches: $(BENCHES)
 $(BUILD)/bench/%: $(BUILD)/obj/scripts/bench/%.o $(LIBS)
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
-bench: all benches
-	@scripts/bench/bench.sh $(BUILD)
+bench:
+	@scripts/setup.sh bench
+	+@$(AGAIN) all benches
+	@scripts/bench/run.py --build $(BUILD)
 
 clean:
 	rm -rf build trident

@@ -12,6 +12,7 @@
 #include <linux/futex.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +26,10 @@
 #include "base/log.h"
 
 static const double sleep_slice_s = 1.0; /* longest sleep: then the peers' health is looked at */
-static const double stopped_s = 2.0;     /* a sleep that ends so late: this process was stopped, not idle */
+static const double stopped_s = 2.0;     /* a look that comes so late: this process was stopped, not idle */
+/* Longest yield that passes the core on among waiting ranks; a longer one found somebody who computes. */
+static const double yield_limit_s = 100e-6;
+enum { YIELD_PAUSE = 31 }; /* sleeps without a yield after such a one */
 
 /* ---- memory ---- */
 
@@ -79,6 +83,8 @@ static struct {
     pid_t pid; /* a forked child needs doorbells of its own */
     _Atomic int watched_fd;
     _Atomic double spin_s;
+    _Atomic int yields;
+    int pause[BELL_COUNT]; /* each used by the bell's own thread only */
     void (*check)(void *context);
     void *check_context;
     pthread_mutex_t check_lock;
@@ -101,6 +107,8 @@ int bells_event_fd(void) { return bells_own() ? own.event_fd : -1; }
 void progress_watch(int fd) { atomic_store(&own.watched_fd, fd); }
 
 void progress_set_spin(double seconds) { atomic_store(&own.spin_s, seconds); }
+
+void progress_set_yields(int yields) { atomic_store(&own.yields, yields); }
 
 void progress_set_check(void (*check)(void *context), void *context) {
     pthread_mutex_lock(&own.check_lock);
@@ -159,29 +167,67 @@ static bool spin(Bell *bell, uint32_t seen) {
     return false;
 }
 
-/* Sleeps until the bell rings, the deadline (0: none) or a slice has passed. Returns 0, or how long it slept where
- * that was far too long, because the process was stopped: deadlines are to be moved by that. */
-static double bell_sleep(BellId id, uint32_t seen, double deadline_s, bool sockets) {
-    Bell *bell = &own.bells->bell[id];
-    if (!sockets && spin(bell, seen)) return 0;
-    double now = clock_s(), limit_s = sleep_slice_s;
-    if (deadline_s > 0 && deadline_s - now < limit_s) limit_s = deadline_s > now ? deadline_s - now : 0;
-    atomic_store(&bell->state, sockets ? BELL_IN_POLL : BELL_IN_FUTEX);
-    if (atomic_load(&bell->rings) == seen) {
-        if (sockets) {
-            sleep_in_poll(limit_s);
-        } else {
-            sleep_in_futex(bell, seen, limit_s);
-        }
+/* Gives the core to whoever else can run there, a few times: ranks that share a core come to the same operation one
+ * after the other, and a yield costs a tenth of a sleep and its wake-up. A yield puts this thread behind all who
+ * compute, so after one that took long it sleeps, and does not yield for some time. */
+static bool yield(BellId id, uint32_t seen) {
+    const Bell *bell = &own.bells->bell[id];
+    int left = atomic_load_explicit(&own.yields, memory_order_relaxed);
+    if (left <= 0) return false;
+    if (own.pause[id] > 0) {
+        own.pause[id]--;
+        return false;
     }
-    atomic_store(&bell->state, BELL_AWAKE);
-    double slept_s = clock_s() - now;
+    double before_s = clock_s();
+    bool rung = false;
+    for (; left > 0 && !rung && own.pause[id] == 0; left--) {
+        sched_yield();
+        rung = atomic_load_explicit(&bell->rings, memory_order_acquire) != seen;
+        double now = clock_s();
+        if (now - before_s > yield_limit_s) own.pause[id] = YIELD_PAUSE;
+        before_s = now;
+    }
+    return rung;
+}
+
+/* When a thread that waits last looked at its work, and how long it meant to sleep since. */
+typedef struct {
+    double at_s, sleep_s;
+} Look;
+
+/* Comes before each look. Returns 0, or the time since the last one where that is far more than was slept: the process
+ * was stopped, and its deadlines are to be moved by that. */
+static double stopped_for(Look *look) {
+    const double now = clock_s(), passed_s = now - look->at_s;
+    const bool stopped = look->at_s > 0 && passed_s > look->sleep_s + stopped_s;
+    *look = (Look){.at_s = now};
+    return stopped ? passed_s : 0;
+}
+
+/* Sleeps until the bell rings, the deadline (0: none) or a slice has passed. */
+static void bell_sleep(BellId id, uint32_t seen, double deadline_s, bool sockets, Look *look) {
+    Bell *bell = &own.bells->bell[id];
+    double start_s = clock_s(), limit_s = sleep_slice_s;
+    if (deadline_s > 0 && deadline_s - start_s < limit_s) limit_s = deadline_s > start_s ? deadline_s - start_s : 0;
+    look->sleep_s = limit_s;
+    bool rung = !sockets && (spin(bell, seen) || yield(id, seen));
+    if (!rung) {
+        atomic_store(&bell->state, sockets ? BELL_IN_POLL : BELL_IN_FUTEX);
+        if (atomic_load(&bell->rings) == seen) {
+            if (sockets) {
+                sleep_in_poll(limit_s);
+            } else {
+                sleep_in_futex(bell, seen, limit_s);
+            }
+        }
+        atomic_store(&bell->state, BELL_AWAKE);
+    }
+    double slept_s = clock_s() - start_s;
     if (slept_s >= sleep_slice_s && atomic_load(&bell->rings) == seen) {
         pthread_mutex_lock(&own.check_lock);
         if (own.check) own.check(own.check_context);
         pthread_mutex_unlock(&own.check_lock);
     }
-    return slept_s > limit_s + stopped_s ? slept_s : 0;
 }
 
 /* ---- streams ---- */
@@ -253,6 +299,7 @@ static bool tick_heads(double *deadline_s, bool *sockets) {
 }
 
 static void forgive_heads(double stopped_for_s) {
+    if (stopped_for_s == 0) return;
     pthread_mutex_lock(&lock);
     for (Stream *stream = streams; stream; stream = stream->next) {
         if (stream->head && stream->head->deadline_s > 0) stream->head->deadline_s += stopped_for_s;
@@ -262,13 +309,14 @@ static void forgive_heads(double stopped_for_s) {
 
 static void *progress_run(void *unused) {
     Bell *bell = &own.bells->bell[BELL_PROGRESS];
+    Look look = {0};
     while (!atomic_load(&progress_ends)) {
+        forgive_heads(stopped_for(&look));
         double deadline_s;
         bool sockets;
         uint32_t seen = atomic_load(&bell->rings);
         if (!tick_heads(&deadline_s, &sockets) || atomic_load(&progress_ends)) continue;
-        double stopped_for_s = bell_sleep(BELL_PROGRESS, seen, deadline_s, sockets);
-        if (stopped_for_s > 0) forgive_heads(stopped_for_s);
+        bell_sleep(BELL_PROGRESS, seen, deadline_s, sockets, &look);
     }
     return unused;
 }
@@ -344,24 +392,27 @@ static bool is_done(const Stream *stream, uint64_t position) { return atomic_loa
  * work that is waited for. */
 static void wait_for(const Stream *stream, uint64_t position) {
     if (is_done(stream, position)) return;
+    Look look = {0};
     atomic_store(&caller_waits, true);
     for (;;) {
         uint32_t seen = atomic_load(&own.bells->bell[BELL_CALLER].rings);
         if (is_done(stream, position)) break;
-        bell_sleep(BELL_CALLER, seen, 0, false);
+        bell_sleep(BELL_CALLER, seen, 0, false, &look);
     }
     atomic_store(&caller_waits, false);
 }
 
 static void run_here(Work *work) {
     Bell *bell = &bells_own()->bell[BELL_CALLER];
+    Look look = {0};
     for (;;) {
+        double stopped_for_s = stopped_for(&look);
+        if (work->deadline_s > 0) work->deadline_s += stopped_for_s;
         uint32_t seen = atomic_load(&bell->rings);
         WorkState state = work->tick(work, BELL_CALLER);
         if (state == WORK_DONE) break;
         if (state == WORK_AGAIN) continue;
-        double stopped_for_s = bell_sleep(BELL_CALLER, seen, work->deadline_s, false);
-        if (work->deadline_s > 0) work->deadline_s += stopped_for_s;
+        bell_sleep(BELL_CALLER, seen, work->deadline_s, false, &look);
     }
     if (work->release) work->release(work);
 }

@@ -63,5 +63,7 @@ void progress_watch(int fd);
 void progress_set_check(void (*check)(void *context), void *context);
 /* Seconds of busy waiting before a sleep; 0 (the default) wherever ranks outnumber cores. */
 void progress_set_spin(double seconds);
+/* Yields of the core before a sleep, fewer where others compute there; 0 (the default): none. */
+void progress_set_yields(int yields);
 
 #endif

@@ -6,6 +6,7 @@
  * sockets are open: whatever dies when, nothing stays behind. */
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -290,6 +291,26 @@ static void check_peers(void *context) {
     }
 }
 
+/* Cores that this process may run on: taskset, Slurm and containers give fewer than there are. */
+static int64_t cores_allowed(void) {
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return max_i64(1, CPU_COUNT(&set));
+    return max_i64(1, sysconf(_SC_NPROCESSORS_ONLN));
+}
+
+/* Ranks that have a core each wait awake for a moment; ranks that share cores never do: they yield, then sleep. */
+static void choose_wait(Comm *comm) {
+    int local = 0;
+    for (int rank = 0; rank < comm->size; rank++) local += comm->peers[rank].local;
+    const int64_t cores = cores_allowed();
+    if (local > 1) progress_set_check(check_peers, comm);
+    if (local <= cores) {
+        progress_set_spin(5e-6);
+    } else {
+        progress_set_yields((int)(2 * ceil_div(local, cores))); /* each rank of a core gets it twice */
+    }
+}
+
 void comm_connect(Comm *comm, Launch *launch) {
     comm->peers = xcalloc((uint64_t)comm->size, sizeof *comm->peers);
     comm->hosts = xcalloc((uint64_t)comm->size, sizeof *comm->hosts);
@@ -306,15 +327,13 @@ void comm_connect(Comm *comm, Launch *launch) {
     close(unix_listener);
     launch_close_listener(launch, tcp_listener);
     free(cards);
-    int local = 0;
-    for (int rank = 0; rank < comm->size; rank++) local += comm->peers[rank].local;
-    if (local > 1) progress_set_check(check_peers, comm);
-    if (local <= sysconf(_SC_NPROCESSORS_ONLN)) progress_set_spin(5e-6);
+    choose_wait(comm);
 }
 
 void comm_disconnect(Comm *comm) {
     progress_set_check(NULL, NULL);
     progress_set_spin(0);
+    progress_set_yields(0);
     atomic_store(&comm->peers[comm->rank].control->ended, 1);
     if (comm->net) net_free(comm->net);
     for (int rank = 0; rank < comm->size; rank++) {

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs what Trident needs and this machine lacks, from Debian's packages. Does nothing twice.
-# Usage: scripts/setup.sh [build|check]     build: to compile and train; check: also what the tests need
+# Usage: scripts/setup.sh [build|check|bench]
+# build: to compile and train; check: also what the tests need; bench: also the peer of the benchmark
 set -eu
 
 build_packages="
@@ -23,11 +24,15 @@ procps:tests_look_at_processes
 clang-14:second_compiler,_fuzzing
 libclang-rt-14-dev:clang's_sanitizers
 clang-format-14:the_code's_format"
+bench_packages="
+python3-torch:the_peer_of_the_benchmark
+libopenblas0-openmp:the_peer's_matrix_products"
 
 case "${1:-build}" in
 build) wanted=$build_packages ;;
 check) wanted="$build_packages$check_packages" ;;
-*) echo "setup.sh: build or check, not '$1'" >&2; exit 2 ;;
+bench) wanted="$build_packages$bench_packages" ;;
+*) echo "setup.sh: build, check or bench, not '$1'" >&2; exit 2 ;;
 esac
 
 missing=""

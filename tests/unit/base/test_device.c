@@ -223,6 +223,28 @@ START_TEST(a_stopped_process_is_forgiven) {
 }
 END_TEST
 
+/* A stop that falls between setting the deadline and going to sleep. */
+static WorkState stopped_tick(Work *work, BellId bell) {
+    if (work->deadline_s == 0) {
+        work->deadline_s = clock_s() + 0.5;
+        sleep_s(2.2);
+        return WORK_BLOCKED;
+    }
+    return patient_tick(work, bell);
+}
+
+START_TEST(a_stop_before_the_sleep_is_forgiven) {
+    _Atomic bool gate = true;
+    Gated queued = gated_make(&gate), here = gated_make(&gate);
+    queued.work.tick = here.work.tick = stopped_tick;
+    stream_submit(streams[0], &queued.work);
+    work_run(&here.work);
+    stream_sync(streams[0]);
+    ck_assert_int_gt(atomic_load(&here.done_at), 0);
+    ck_assert_int_gt(atomic_load(&queued.done_at), 0);
+}
+END_TEST
+
 /* ---- events ---- */
 
 START_TEST(an_event_never_recorded_is_complete) {
@@ -465,6 +487,7 @@ int main(void) {
     tcase_add_test(cases, blocked_work_waits_for_sockets_and_for_bells);
     tcase_add_test(cases, a_deadline_wakes_the_thread);
     tcase_add_test(cases, a_stopped_process_is_forgiven);
+    tcase_add_test(cases, a_stop_before_the_sleep_is_forgiven);
     tcase_add_test(cases, an_event_never_recorded_is_complete);
     tcase_add_test(cases, a_stream_waits_for_an_event_alone);
     tcase_add_test(cases, an_event_covers_what_was_submitted_before_it_only);
