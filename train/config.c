@@ -160,7 +160,12 @@ int config_resolve_model(Config *c, int64_t tokenizer_vocab, FILE *errors) {
     if (!c->vocab) c->vocab = tokenizer_vocab;
     if (!c->vocab) {
         complain_about(&out, "model.vocab", "the vocabulary is not known: set model.vocab, or name data.tokenizer");
-    } else if (c->vocab < c->tensor) {
+    } else if (c->vocab < tokenizer_vocab) {
+        complain_about(&out, "model.vocab data.tokenizer",
+                       "vocab = %" PRId64 " is below the %" PRId64 " tokens of tokenizer = %s", c->vocab,
+                       tokenizer_vocab, c->tokenizer);
+    }
+    if (c->vocab && c->vocab < c->tensor) {
         complain_about(&out, "model.vocab parallel.tensor", "vocab = %" PRId64 " is below tensor = %d", c->vocab,
                        c->tensor);
     }

@@ -55,7 +55,7 @@ void prepare(Prepared *p, const char *path, char *const *overrides, int n_overri
     Config *c = &p->config;
     stop_on(config_load(c, path, overrides, n_overrides, stderr));
     stop_on(config_resolve_world(c, launch_detect_world_size(), stderr));
-    stop_on(config_resolve_model(c, c->vocab ? 0 : tokenizer_size(c->tokenizer), stderr));
+    stop_on(config_resolve_model(c, tokenizer_size(c->tokenizer), stderr));
     if (with_train && !c->train_data[0]) {
         fprintf(stderr, "%s: data.train is not set: name the token files to train on\n", c->path);
         stop_on(1);

@@ -49,12 +49,14 @@ def session_processes(session):
 
 
 def session_pss_bytes(session):
-    """Memory of all members, a page that n processes map counted as 1/n for each of them."""
+    """Memory of all members, a page that n processes map counted as 1/n for each of them. Pages of files (programs,
+    libraries, token files) are left out: they are the system's cache, and it takes them back when it needs to."""
     total = 0
     for process, _ in session_processes(session):
         try:
             with open(f"/proc/{process}/smaps_rollup", encoding="utf-8") as file:
-                total += sum(int(line.split()[1]) for line in file if line.startswith("Pss:")) * 1024
+                total += sum(int(line.split()[1]) for line in file
+                             if line.startswith(("Pss_Anon:", "Pss_Shmem:"))) * 1024
         except OSError:
             continue
     return total

@@ -335,6 +335,8 @@ TEXTS = {
                                   ["generate", "--checkpoint", "saved", "--prompt", "x", "--tokenizer", "bpe"]),
     "generate with no tokenizer": (DATA, ["none"],
                                    ["generate", "--checkpoint", "saved", "--prompt", "x", "--tokenizer", "none"]),
+    "vocabulary below the tokenizer's": (CONFIG, ["vocab = 256 is below the 257 tokens of tokenizer = bytes"],
+                                         ["run.ini", *setting("model.vocab=256")]),
     "vocabulary of no tokenizer": (DATA, ["none"], ["run.ini", *setting("model.vocab=0", "data.tokenizer=none")]),
     "vocabulary of nothing": (CONFIG, ["vocab", "tokenizer"],
                               ["run.ini", *setting("model.vocab=0", "data.tokenizer=")]),

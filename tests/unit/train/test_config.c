@@ -399,12 +399,14 @@ START_TEST(vocabulary) {
     c->vocab = 0;
     ck_assert_int_eq(config_resolve_model(c, 256, out), 0);
     ck_assert_int_eq(c->vocab, 256);
-    ck_assert_int_eq(config_resolve_model(c, 512, out), 0);
+    ck_assert_int_eq(config_resolve_model(c, 200, out), 0);
+    ck_assert_int_eq(config_resolve_model(c, 512, out), 1);
     ck_assert_int_eq(c->vocab, 256);
     fclose(out);
     ck_assert_msg(strstr(loaded.errors, "the vocabulary is not known: set model.vocab, or name data.tokenizer"), "%s",
                   loaded.errors);
     ck_assert_msg(strstr(loaded.errors, "vocab = 1 is below tensor = 2"), "%s", loaded.errors);
+    ck_assert_msg(strstr(loaded.errors, "vocab = 256 is below the 512 tokens of tokenizer = "), "%s", loaded.errors);
     unload(&loaded);
 }
 END_TEST
