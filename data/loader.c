@@ -87,6 +87,10 @@ static int start_thread(Loader *loader) {
     return rc;
 }
 
+int64_t loader_bytes(int64_t micro_batch, int64_t seq_len) {
+    return SLOTS * 4 * micro_batch * seq_len * (int64_t)sizeof(int32_t);
+}
+
 Loader *loader_start(const DataSource *source, int64_t micro_batch, int64_t global_batch, int data_size, int data_rank,
                      int64_t first_sample) {
     REQUIRE(micro_batch > 0 && data_size > 0 && data_rank >= 0 && data_rank < data_size);
@@ -100,7 +104,7 @@ Loader *loader_start(const DataSource *source, int64_t micro_batch, int64_t glob
                        .data_size = data_size,
                        .data_rank = data_rank};
     int64_t elements = micro_batch * loader->seq_len;
-    loader->memory = xcalloc((uint64_t)(SLOTS * 4 * elements), sizeof *loader->memory);
+    loader->memory = xcalloc(1, (uint64_t)loader_bytes(micro_batch, loader->seq_len));
     for (int s = 0; s < SLOTS; s++) {
         int32_t *part = loader->memory + s * 4 * elements;
         loader->slots[s] = (Batch){.sequences = micro_batch,

@@ -75,6 +75,8 @@ typedef struct {
  * of data rank d holds global samples  first_sample + s * global_batch + (j * data_size + d) * micro_batch + i. */
 Loader *loader_start(const DataSource *source, int64_t micro_batch, int64_t global_batch, int data_size, int data_rank,
                      int64_t first_sample);
+/* What a loader holds. */
+int64_t loader_bytes(int64_t micro_batch, int64_t seq_len);
 /* Blocks until it is there; valid until the next call. NULL with err on a data error. *wait_s (may be
  * NULL): how long the caller waited. */
 const Batch *loader_next(Loader *loader, double *wait_s, Error *err);

@@ -44,7 +44,7 @@ typedef struct {
     Loader *loader;
     Metrics *metrics;   /* rank 0 only */
     double peak_flops;  /* of all ranks' cores together */
-    int64_t mem_bytes;  /* largest arena of all ranks */
+    int64_t mem_bytes;  /* largest plan of all ranks */
     double data_wait_s; /* of the present step */
 } Run;
 
@@ -98,11 +98,11 @@ static void print_start(const Run *run, int threads) {
              kernels_path());
     log_info(LOG_MEM,
              "rank 0 holds %zu bytes: parameters %zu, gradients %zu, optimizer %zu, activations %zu, "
-             "communication %zu, workspace %zu",
-             t->arena.bytes, arena_owner_bytes(&t->arena, OWNER_PARAMETERS),
+             "communication %zu, workspace %zu, data %zu",
+             arena_planned_bytes(&t->arena), arena_owner_bytes(&t->arena, OWNER_PARAMETERS),
              arena_owner_bytes(&t->arena, OWNER_GRADIENTS), arena_owner_bytes(&t->arena, OWNER_OPTIMIZER),
              arena_owner_bytes(&t->arena, OWNER_ACTIVATIONS), arena_owner_bytes(&t->arena, OWNER_COMMUNICATION),
-             arena_owner_bytes(&t->arena, OWNER_WORKSPACE));
+             arena_owner_bytes(&t->arena, OWNER_WORKSPACE), arena_owner_bytes(&t->arena, OWNER_DATA));
     log_info(LOG_TRAIN, "sequence parallelism %s; no dropout; peak %.1f GFLOP/s measured, %.3f GFLOP a token",
              c->sequence_parallel_on ? "on" : "off", run->peak_flops * 1e-9, model_flops_per_token(c) * 1e-9);
     data_print(run->prepared->train, c->total_steps * c->global_batch);
@@ -235,7 +235,7 @@ static int run_steps(Run *run) {
 }
 
 static void gather_memory(Run *run) {
-    double bytes = (double)run->trainer.arena.bytes;
+    double bytes = (double)arena_planned_bytes(&run->trainer.arena);
     if (run->trainer.groups.world) comm_host_reduce(run->trainer.groups.world, &bytes, 1, COMM_MAX);
     run->mem_bytes = (int64_t)bytes;
 }

@@ -94,6 +94,18 @@ static void take_memory(Trainer *t, int slots, bool training) {
     pipeline_take(&t->pipeline, &t->arena);
 }
 
+/* What is held outside the arena; all of it is there before the first step. */
+static void note_memory(Trainer *t, bool training) {
+    const Config *c = t->config;
+    arena_note(&t->arena, OWNER_WORKSPACE, "run", (size_t)kernels_prepare(c->dtype), "packing of matrix products");
+    if (t->groups.world) {
+        arena_note(&t->arena, OWNER_COMMUNICATION, "run", (size_t)comm_held_bytes(t->comm), "messages between ranks");
+    }
+    if (training) {
+        arena_note(&t->arena, OWNER_DATA, "run", (size_t)loader_bytes(c->micro_batch, c->seq_len), "batches read ahead");
+    }
+}
+
 static void set_coordinates(const Trainer *t) {
     char text[64];
     snprintf(text, sizeof text, "d%d p%d t%d", t->grid.index[DIM_DATA], t->grid.index[DIM_PIPELINE],
@@ -118,6 +130,7 @@ void trainer_create(Trainer *t, const Config *config, Launch *launch, Comm *comm
     const int slots = training ? t->schedule.slots : 1;
     arena_plan_begin(&t->arena, guarded);
     take_memory(t, slots, training);
+    note_memory(t, training);
     preflight_memory(t);
     arena_commit(&t->arena);
     take_memory(t, slots, training);
