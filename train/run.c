@@ -236,8 +236,13 @@ static int run_steps(Run *run) {
 
 static void gather_memory(Run *run) {
     double bytes = (double)arena_planned_bytes(&run->trainer.arena);
-    if (run->trainer.groups.world) comm_host_reduce(run->trainer.groups.world, &bytes, 1, COMM_MAX);
+    double all = bytes;
+    if (run->trainer.groups.world) {
+        comm_host_reduce(run->trainer.groups.world, &bytes, 1, COMM_MAX);
+        comm_host_reduce(run->trainer.groups.world, &all, 1, COMM_SUM);
+    }
     run->mem_bytes = (int64_t)bytes;
+    log_info(LOG_MEM, "all ranks together hold %.0f bytes, the largest of them %.0f", all, bytes);
 }
 
 /* A length in tokens counts those of before too, whatever batches they came in. */
@@ -283,9 +288,9 @@ int run_training(Prepared *prepared, Launch *launch) {
     const CommOptions options = {.timeout_s = c->timeout_s};
     Comm *comm = comm_create(launch, &options);
     trainer_create(&run.trainer, c, launch, comm, true, false);
-    gather_memory(&run);
     run.peak_flops = measure_peak(&run, threads);
     print_start(&run, threads);
+    gather_memory(&run);
     resume_run(&run.trainer, prepared->train);
     count_steps_left(&run);
     int status = run.trainer.step < c->total_steps ? train(&run) : finished(&run);

@@ -78,6 +78,14 @@ static Group *make_kv_group(Trainer *t) {
     return group;
 }
 
+/* Every transfer has a buffer of its own until it is done; two of them may be grouped under a third operation, and
+ * the other lanes have one operation each. */
+static void reserve_operations(Trainer *t) {
+    const Schedule *s = &t->schedule;
+    const int transfers = s->input_buffers + s->output_buffers + s->grad_input_buffers + s->grad_output_buffers;
+    if (t->groups.world) comm_reserve(t->comm, 2 * transfers + LANE_COUNT);
+}
+
 static void make_groups(Trainer *t) {
     if (!t->comm || t->grid.world_size == 1) return;
     t->groups.world = comm_world(t->comm);
@@ -124,6 +132,7 @@ void trainer_create(Trainer *t, const Config *config, Launch *launch, Comm *comm
     }
     t->schedule = schedule_build(config->schedule, config->pipeline, t->grid.index[DIM_PIPELINE], 1,
                                  (int)config->accumulation);
+    reserve_operations(t);
     model_init(&t->model, config, &t->grid, &t->groups, t->lanes[LANE_COMPUTE]);
     optimizer_init(&t->optimizer, config);
     pipeline_init(&t->pipeline, &t->model, &t->schedule, comm, t->lanes);
