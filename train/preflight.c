@@ -101,8 +101,8 @@ void preflight_memory(const Trainer *t) {
     die(EXIT_LAUNCH,
         "out of memory: %d rank%s on this host need%s %.3g GiB, but this host has %.3g GiB left. This "
         "rank's plan: parameters %.3g GiB, gradients %.3g, optimizer %.3g, activations %.3g, communication %.3g, "
-        "workspace %.3g, data %.3g. More hosts, more tensor or pipeline ranks, or a smaller train.micro_batch or model make "
-        "it fit",
+        "workspace %.3g, data %.3g. More hosts, more tensor or pipeline ranks, or a smaller train.micro_batch or model "
+        "make it fit",
         ranks_here, ranks_here == 1 ? "" : "s", ranks_here == 1 ? "s" : "", needed * 0x1p-30, available * 0x1p-30,
         gib[OWNER_PARAMETERS], gib[OWNER_GRADIENTS], gib[OWNER_OPTIMIZER], gib[OWNER_ACTIVATIONS],
         gib[OWNER_COMMUNICATION], gib[OWNER_WORKSPACE], gib[OWNER_DATA]);

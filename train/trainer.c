@@ -110,7 +110,8 @@ static void note_memory(Trainer *t, bool training) {
         arena_note(&t->arena, OWNER_COMMUNICATION, "run", (size_t)comm_held_bytes(t->comm), "messages between ranks");
     }
     if (training) {
-        arena_note(&t->arena, OWNER_DATA, "run", (size_t)loader_bytes(c->micro_batch, c->seq_len), "batches read ahead");
+        arena_note(&t->arena, OWNER_DATA, "run", (size_t)loader_bytes(c->micro_batch, c->seq_len),
+                   "batches read ahead");
     }
 }
 
