@@ -71,11 +71,7 @@ static const Option eval_options[] = {
 /* Loads the weights that eval wants. */
 static int64_t load_weights(Trainer *t, const char *dir) {
     Error err = {0};
-    char *step_dir = checkpoint_find(dir, &err);
-    if (!step_dir) {
-        if (err.status) die_error(&err);
-        die(EXIT_CHECKPOINT, "%s: there is no complete checkpoint", dir);
-    }
+    char *step_dir = resume_find(t, dir, "");
     CheckpointState state;
     if (checkpoint_read_state(step_dir, &state, &err) != 0) die_error(&err);
     resume_check_model(t, &state, step_dir);

@@ -26,16 +26,13 @@ static char *from_first_rank(Group *world, char *text) {
     return result;
 }
 
-/* The step directory to continue from, or NULL: a new run. */
-static char *choose(const Trainer *t, const char *wanted, bool must_exist) {
+char *resume_find(const Trainer *t, const char *dir, const char *named) {
     char *found = NULL;
     if (t->grid.rank == 0) {
         Error err = {0};
-        found = checkpoint_find(wanted, &err);
+        found = checkpoint_find(dir, &err);
         if (!found && err.status) die_error(&err);
-        if (!found && must_exist) {
-            die(EXIT_CHECKPOINT, "checkpoint.resume = %s: there is no complete checkpoint", wanted);
-        }
+        if (!found && named) die(EXIT_CHECKPOINT, "%s%s: there is no complete checkpoint", named, dir);
     }
     return from_first_rank(t->groups.world, found);
 }
@@ -223,7 +220,8 @@ void resume_run(Trainer *t, DataSource *source) {
     if (strcmp(resume, "none") == 0) return;
     const bool weights = strncmp(resume, "weights:", 8) == 0;
     const bool automatic = strcmp(resume, "auto") == 0;
-    char *step_dir = choose(t, weights ? resume + 8 : automatic ? t->config->checkpoint_dir : resume, !automatic);
+    char *step_dir = resume_find(t, weights ? resume + 8 : automatic ? t->config->checkpoint_dir : resume,
+                                 automatic ? NULL : "checkpoint.resume = ");
     if (!step_dir) return;
     if (weights) start_from_weights(t, step_dir);
     else continue_from(t, source, step_dir);

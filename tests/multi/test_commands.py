@@ -167,6 +167,12 @@ def test_eval_of_other_data(llama, tmp_path):
     assert float(re.search(r"loss (\S+)", out)[1]) > float(evaluated(llama)[4])
 
 
+def test_what_every_rank_would_find_is_said_once(llama):
+    """The first rank looks for the checkpoint: so all use the same one, also while a run writes there."""
+    found = run(["eval", "run.ini", "--checkpoint", "none", *overrides(layout(2, 2, 2))], llama, check=7)
+    assert found.err.count("none: there is no complete checkpoint") == 1, found.err
+
+
 # ---- inspect, help ----
 
 def test_inspect_a_checkpoint(llama):
