@@ -220,7 +220,10 @@ void resume_run(Trainer *t, DataSource *source) {
     if (strcmp(resume, "none") == 0) return;
     const bool weights = strncmp(resume, "weights:", 8) == 0;
     const bool automatic = strcmp(resume, "auto") == 0;
-    char *step_dir = resume_find(t, weights ? resume + 8 : automatic ? t->config->checkpoint_dir : resume,
+    char *step_dir = resume_find(t,
+                                 weights     ? resume + 8
+                                 : automatic ? t->config->checkpoint_dir
+                                             : resume,
                                  automatic ? NULL : "checkpoint.resume = ");
     if (!step_dir) return;
     if (weights) start_from_weights(t, step_dir);
