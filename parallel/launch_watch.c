@@ -67,10 +67,11 @@ typedef struct {          // offset  bytes
     int32_t status;       //   4     4   WORDS, END
     int64_t step;         //   8     8
     int64_t phase_age_us; //  16     8
-    uint32_t text_bytes;  //  24     4   phase, or the message
-    uint32_t zero;        //  28     4
+    int64_t sent_us;      //  24     8   by the sender's clock
+    uint32_t text_bytes;  //  32     4   phase, or the message
+    uint32_t zero;        //  36     4
 } WatchHeader;
-_Static_assert(sizeof(WatchHeader) == 32, "size on the wire");
+_Static_assert(sizeof(WatchHeader) == 40, "size on the wire");
 
 typedef struct {
     int fd; /* -1: gone */
@@ -126,7 +127,8 @@ static void peer_send(Peer *peer, WatchKind kind, int status, const char *text) 
     uint8_t whole[sizeof(WatchHeader) + LAUNCH_TEXT_MAX];
     WatchHeader header = {.kind = kind, .status = status, .text_bytes = (uint32_t)bytes};
     header.step = atomic_load_explicit(&own_step, memory_order_relaxed);
-    header.phase_age_us = now_us() - atomic_load_explicit(&own_phase_since_us, memory_order_relaxed);
+    header.sent_us = now_us();
+    header.phase_age_us = header.sent_us - atomic_load_explicit(&own_phase_since_us, memory_order_relaxed);
     memcpy(whole, &header, sizeof header);
     if (bytes) memcpy(whole + sizeof header, text, bytes);
     /* A peer that takes nothing for so long is stuck or gone; its silence or its end will show. */
@@ -310,6 +312,12 @@ static void carry_out_verdict(Watch *watch) {
 
 /* ---- messages and ends ---- */
 
+/* By this rank's clock. Ranks of one host share theirs; a message from another one is taken to have come at once. */
+static double sent_s(const Watch *watch, int rank, const WatchHeader *header) {
+    const bool one_clock = strcmp(host_of(watch, rank), launch_host(watch->launch)) == 0;
+    return one_clock ? 1e-6 * (double)header->sent_us : clock_s();
+}
+
 static void take_message(Watch *watch, Peer *peer, const WatchHeader *header, const char *text) {
     char words[LAUNCH_TEXT_MAX];
     copy_text(words, sizeof words, text, header->text_bytes);
@@ -318,7 +326,7 @@ static void take_message(Watch *watch, Peer *peer, const WatchHeader *header, co
     case WATCH_ANSWER:
         copy_text(peer->phase, sizeof peer->phase, text, header->text_bytes);
         peer->step = header->step;
-        peer->phase_since_s = clock_s() - 1e-6 * (double)header->phase_age_us;
+        peer->phase_since_s = sent_s(watch, peer->rank, header) - 1e-6 * (double)header->phase_age_us;
         if (header->kind == WATCH_ANSWER) peer->answered = true;
         break;
     case WATCH_ASK: peer_send(peer, WATCH_ANSWER, 0, NULL); break;
