@@ -191,8 +191,11 @@ END_TEST
 
 /* A suspended process was not late: what it waits for begins anew when it goes on. */
 static WorkState patient_tick(Work *work, BellId bell) {
-    if (work->deadline_s == 0) work->deadline_s = clock_s() + 0.5;
-    if (clock_s() >= work->deadline_s) return WORK_DONE; /* done_at stays 0: the deadline has passed */
+    if (work->deadline_s == 0) {
+        work->deadline_s = clock_s() + 0.5; /* a stop may come right behind: so no look at the clock in this tick */
+    } else if (clock_s() >= work->deadline_s) {
+        return WORK_DONE; /* done_at stays 0: the deadline has passed */
+    }
     return gated_tick(work, bell);
 }
 
