@@ -168,7 +168,7 @@ static bool spin(Bell *bell, uint32_t seen) {
 }
 
 /* Gives the core to whoever else can run there, a few times: ranks that share a core come to the same operation one
- * after the other, and a yield costs a tenth of a sleep and its wake-up. A yield puts this thread behind all who
+ * after the other, and a yield costs less than a sleep and its wake-up. A yield puts this thread behind all who
  * compute, so after one that took long it sleeps, and does not yield for some time. */
 static bool yield(BellId id, uint32_t seen) {
     const Bell *bell = &own.bells->bell[id];

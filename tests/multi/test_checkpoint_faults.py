@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from trident import BASE, ROOT, layout, make_corpus, metrics, overrides, run, write_config
+from trident import BASE, build_library, layout, make_corpus, metrics, overrides, run, write_config
 
 ENOSPC = 28
 LONG = os.environ.get("TRIDENT_LONG")
@@ -34,10 +34,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    path = tmp_path_factory.mktemp("faults") / "faulty_io.so"
-    subprocess.run(["gcc", "-O1", "-std=gnu11", "-shared", "-fPIC", "-I.", "-o", path, "tests/faults/faulty_io.c"],
-                   cwd=ROOT, check=True)
-    return str(path)
+    return build_library(tmp_path_factory.mktemp("faults"), "faulty_io")
 
 
 @pytest.fixture(scope="module")

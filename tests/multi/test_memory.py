@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from trident import BASE, ROOT, TRIDENT, make_corpus, metrics, run, write_config
+from trident import BASE, TRIDENT, build_library, make_corpus, metrics, run, write_config
 
 # Beside the plan each process has its stacks, libc's heap with the tensor table, names and paths, and the private
 # pages of its libraries' data: up to 1.7 MB were measured.
@@ -18,10 +18,7 @@ SHARE = 0.02
 
 @pytest.fixture(scope="module")
 def count_allocations(tmp_path_factory):
-    path = tmp_path_factory.mktemp("count") / "count.so"
-    subprocess.run(["gcc", "-O1", "-std=gnu11", "-shared", "-fPIC", "-o", path, "tests/faults/count_allocations.c"],
-                   cwd=ROOT, check=True)
-    return str(path)
+    return build_library(tmp_path_factory.mktemp("count"), "count_allocations")
 
 
 LAYOUTS = {

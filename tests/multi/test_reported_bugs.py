@@ -17,7 +17,8 @@ import time
 import pytest
 
 from test_resume import children_of, losses, shard_bytes, start_separate, wait_for_step
-from trident import BASE, ROOT, TRIDENT, layout, make_corpus, metrics, overrides, run, write_config, write_tokens
+from trident import (BASE, ROOT, TRIDENT, build_library, layout, make_corpus, metrics, overrides, run, write_config,
+                     write_tokens)
 
 CONFIG, DATA, LAUNCH, PEER_LOST, HANG, CHECKPOINT, NUMBERS, STOPPED = 2, 3, 4, 5, 6, 7, 8, 75
 
@@ -74,10 +75,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def slow_io(tmp_path_factory):
-    path = tmp_path_factory.mktemp("slow") / "slow_io.so"
-    subprocess.run(["gcc", "-O1", "-std=gnu11", "-shared", "-fPIC", "-o", path, "tests/faults/slow_io.c"], cwd=ROOT,
-                   check=True)
-    return str(path)
+    return build_library(tmp_path_factory.mktemp("slow"), "slow_io")
 
 
 # ---- data ----

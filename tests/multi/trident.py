@@ -17,6 +17,14 @@ BASE = {
 }
 
 
+def build_library(directory, name):
+    """A library to load before libc (LD_PRELOAD), from tests/faults/NAME.c."""
+    path = str(pathlib.Path(directory) / f"{name}.so")
+    subprocess.run(["gcc", "-O1", "-std=gnu11", "-shared", "-fPIC", "-I.", "-o", path, f"tests/faults/{name}.c"],
+                   cwd=ROOT, check=True)
+    return path
+
+
 def write_config(path, settings):
     """An INI file from {"section.key": value}."""
     sections = {}
