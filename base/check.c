@@ -11,7 +11,6 @@
 
 static _Atomic(DieHook) die_hook;
 static atomic_flag dying = ATOMIC_FLAG_INIT;
-static _Atomic uint64_t n_allocations;
 
 int error_set(Error *err, int status, const char *format, ...) {
     va_list args;
@@ -58,19 +57,13 @@ void die_require(const char *file, int line, const char *what) {
     die(EXIT_INTERNAL, "%s:%d: broken invariant: %s (a fault of the program: please report it)", file, line, what);
 }
 
-uint64_t allocations(void) { return atomic_load(&n_allocations); }
-
-static void count_allocation(void) { atomic_fetch_add_explicit(&n_allocations, 1, memory_order_relaxed); }
-
 void *xmalloc(uint64_t bytes) {
-    count_allocation();
     void *memory = malloc(bytes ? bytes : 1);
     if (!memory) die(EXIT_LAUNCH, "out of memory: %llu bytes", (unsigned long long)bytes);
     return memory;
 }
 
 void *xcalloc(uint64_t count, uint64_t bytes) {
-    count_allocation();
     void *memory = calloc(count ? count : 1, bytes ? bytes : 1);
     if (!memory) {
         die(EXIT_LAUNCH, "out of memory: %llu x %llu bytes", (unsigned long long)count, (unsigned long long)bytes);
@@ -79,7 +72,6 @@ void *xcalloc(uint64_t count, uint64_t bytes) {
 }
 
 void *xrealloc(void *old, uint64_t bytes) {
-    count_allocation();
     void *memory = realloc(old, bytes ? bytes : 1);
     if (!memory) die(EXIT_LAUNCH, "out of memory: %llu bytes", (unsigned long long)bytes);
     return memory;
@@ -92,7 +84,6 @@ char *xstrdup(const char *text) {
 
 char *xasprintf(const char *format, ...) {
     va_list args;
-    count_allocation();
     va_start(args, format);
     char *text = NULL;
     int n = vasprintf(&text, format, args);

@@ -54,9 +54,6 @@ static inline int64_t div_exact(int64_t a, int64_t b) {
     return a / b;
 }
 
-/* How often the functions below were called, by all threads. */
-uint64_t allocations(void);
-
 /* malloc/calloc/realloc/strdup that die, naming the bytes, where memory is out. */
 void *xmalloc(uint64_t bytes);
 void *xcalloc(uint64_t count, uint64_t bytes);

@@ -204,12 +204,11 @@ static double stopped_for(Look *look) {
     return stopped ? passed_s : 0;
 }
 
-/* Sleeps until the bell rings, the deadline (0: none) or a slice has passed. */
-static void bell_sleep(BellId id, uint32_t seen, double deadline_s, bool sockets, Look *look) {
+/* Sleeps until the bell rings, the deadline (0: none) or a slice has passed. Returns how long it would have slept. */
+static double bell_sleep(BellId id, uint32_t seen, double deadline_s, bool sockets) {
     Bell *bell = &own.bells->bell[id];
     double start_s = clock_s(), limit_s = sleep_slice_s;
     if (deadline_s > 0 && deadline_s - start_s < limit_s) limit_s = deadline_s > start_s ? deadline_s - start_s : 0;
-    look->sleep_s = limit_s;
     bool rung = !sockets && (spin(bell, seen) || yield(id, seen));
     if (!rung) {
         atomic_store(&bell->state, sockets ? BELL_IN_POLL : BELL_IN_FUTEX);
@@ -228,6 +227,7 @@ static void bell_sleep(BellId id, uint32_t seen, double deadline_s, bool sockets
         if (own.check) own.check(own.check_context);
         pthread_mutex_unlock(&own.check_lock);
     }
+    return limit_s;
 }
 
 /* ---- streams ---- */
@@ -316,7 +316,7 @@ static void *progress_run(void *unused) {
         bool sockets;
         uint32_t seen = atomic_load(&bell->rings);
         if (!tick_heads(&deadline_s, &sockets) || atomic_load(&progress_ends)) continue;
-        bell_sleep(BELL_PROGRESS, seen, deadline_s, sockets, &look);
+        look.sleep_s = bell_sleep(BELL_PROGRESS, seen, deadline_s, sockets);
     }
     return unused;
 }
@@ -392,12 +392,11 @@ static bool is_done(const Stream *stream, uint64_t position) { return atomic_loa
  * work that is waited for. */
 static void wait_for(const Stream *stream, uint64_t position) {
     if (is_done(stream, position)) return;
-    Look look = {0};
     atomic_store(&caller_waits, true);
     for (;;) {
         uint32_t seen = atomic_load(&own.bells->bell[BELL_CALLER].rings);
         if (is_done(stream, position)) break;
-        bell_sleep(BELL_CALLER, seen, 0, false, &look);
+        bell_sleep(BELL_CALLER, seen, 0, false);
     }
     atomic_store(&caller_waits, false);
 }
@@ -412,7 +411,7 @@ static void run_here(Work *work) {
         WorkState state = work->tick(work, BELL_CALLER);
         if (state == WORK_DONE) break;
         if (state == WORK_AGAIN) continue;
-        bell_sleep(BELL_CALLER, seen, work->deadline_s, false, &look);
+        look.sleep_s = bell_sleep(BELL_CALLER, seen, work->deadline_s, false);
     }
     if (work->release) work->release(work);
 }

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/cores.h"
 #include "base/log.h"
 #include "base/types.h"
 #include "data/ingest.h"
@@ -186,7 +187,7 @@ static int run_threads(Ring *ring, int threads, Reader *reader, TokenWriter *wri
 }
 
 static int tokenize_with(const TokenizeOptions *options, const Tokenizer *tokenizer, Error *err) {
-    int threads = options->threads > 0 ? options->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    int threads = options->threads > 0 ? options->threads : cores_allowed();
     threads = (int)max_i64(1, min_i64(threads, THREADS_MAX));
     Reader *reader = reader_open(options->inputs, options->n_inputs, options->document_line, tokenizer, err);
     if (!reader) return -1;

@@ -87,9 +87,20 @@ static int start_thread(Loader *loader) {
     return rc;
 }
 
-int64_t loader_bytes(int64_t micro_batch, int64_t seq_len) {
-    return SLOTS * 4 * micro_batch * seq_len * (int64_t)sizeof(int32_t);
+int64_t batch_bytes(int64_t micro_batch, int64_t seq_len) {
+    return 4 * micro_batch * seq_len * (int64_t)sizeof(int32_t);
 }
+
+Batch batch_in(int32_t *memory, int64_t micro_batch, int64_t seq_len) {
+    const int64_t elements = micro_batch * seq_len;
+    return (Batch){.sequences = micro_batch,
+                   .tokens = memory,
+                   .targets = memory + elements,
+                   .positions = memory + 2 * elements,
+                   .doc_start = memory + 3 * elements};
+}
+
+int64_t loader_bytes(int64_t micro_batch, int64_t seq_len) { return SLOTS * batch_bytes(micro_batch, seq_len); }
 
 Loader *loader_start(const DataSource *source, int64_t micro_batch, int64_t global_batch, int data_size, int data_rank,
                      int64_t first_sample) {
@@ -106,12 +117,7 @@ Loader *loader_start(const DataSource *source, int64_t micro_batch, int64_t glob
     int64_t elements = micro_batch * loader->seq_len;
     loader->memory = xcalloc(1, (uint64_t)loader_bytes(micro_batch, loader->seq_len));
     for (int s = 0; s < SLOTS; s++) {
-        int32_t *part = loader->memory + s * 4 * elements;
-        loader->slots[s] = (Batch){.sequences = micro_batch,
-                                   .tokens = part,
-                                   .targets = part + elements,
-                                   .positions = part + 2 * elements,
-                                   .doc_start = part + 3 * elements};
+        loader->slots[s] = batch_in(loader->memory + s * 4 * elements, micro_batch, loader->seq_len);
     }
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);

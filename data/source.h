@@ -71,6 +71,10 @@ typedef struct {
     int32_t *tokens, *targets, *positions, *doc_start; /* (sequences, seq_len) */
 } Batch;
 
+/* What the arrays of a micro-batch take, and a Batch whose arrays are that memory; the caller owns it. */
+int64_t batch_bytes(int64_t micro_batch, int64_t seq_len);
+Batch batch_in(int32_t *memory, int64_t micro_batch, int64_t seq_len);
+
 /* This rank's micro-batches in order, from global sample first_sample on. Micro-batch j (from 0) of step s (from 0)
  * of data rank d holds global samples  first_sample + s * global_batch + (j * data_size + d) * micro_batch + i. */
 Loader *loader_start(const DataSource *source, int64_t micro_batch, int64_t global_batch, int data_size, int data_rank,

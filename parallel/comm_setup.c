@@ -6,7 +6,6 @@
  * sockets are open: whatever dies when, nothing stays behind. */
 #include <errno.h>
 #include <poll.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -291,23 +290,15 @@ static void check_peers(void *context) {
     }
 }
 
-/* Cores that this process may run on: taskset, Slurm and containers give fewer than there are. */
-static int64_t cores_allowed(void) {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) return max_i64(1, CPU_COUNT(&set));
-    return max_i64(1, sysconf(_SC_NPROCESSORS_ONLN));
-}
-
 /* Ranks that have a core each wait awake for a moment; ranks that share cores never do: they yield, then sleep. */
-static void choose_wait(Comm *comm) {
+static void choose_wait(Comm *comm, LaunchCores cores) {
     int local = 0;
     for (int rank = 0; rank < comm->size; rank++) local += comm->peers[rank].local;
-    const int64_t cores = cores_allowed();
     if (local > 1) progress_set_check(check_peers, comm);
-    if (local <= cores) {
+    if (cores.sharers <= cores.allowed) {
         progress_set_spin(5e-6);
     } else {
-        progress_set_yields((int)(2 * ceil_div(local, cores))); /* each rank of a core gets it twice */
+        progress_set_yields((int)(2 * ceil_div(cores.sharers, cores.allowed))); /* each rank of a core gets it twice */
     }
 }
 
@@ -327,7 +318,7 @@ void comm_connect(Comm *comm, Launch *launch) {
     close(unix_listener);
     launch_close_listener(launch, tcp_listener);
     free(cards);
-    choose_wait(comm);
+    choose_wait(comm, launch_cores(launch));
 }
 
 void comm_disconnect(Comm *comm) {

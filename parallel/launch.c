@@ -6,13 +6,16 @@
  * ranks then give. So a rank with another config, executable or world size is refused by name. */
 #include <ctype.h>
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "base/cores.h"
 #include "base/log.h"
+#include "base/types.h"
 #include "parallel/launch_internal.h"
 
 /* What rank 0 answers to the cards. Only the used part of the text travels: PMI2 stores are slow. */
@@ -326,6 +329,41 @@ void *launch_get(Launch *launch, int from_rank, const char *key, size_t *bytes) 
 }
 
 void launch_fence(Launch *launch, const char *what) { launch->store->fence(launch, what); }
+
+/* What a rank tells about its cores. */
+typedef struct {
+    int32_t allowed;
+    cpu_set_t set; /* empty where the system does not say */
+    char host[LAUNCH_HOST_MAX];
+} CoreCard;
+
+static void add_cores(LaunchCores *cores, cpu_set_t *all, const CoreCard *mine, const CoreCard *other) {
+    cpu_set_t both;
+    CPU_AND(&both, &mine->set, &other->set);
+    CPU_OR(all, all, &other->set);
+    cores->sharers += CPU_COUNT(&both) > 0 || CPU_COUNT(&mine->set) == 0 || CPU_COUNT(&other->set) == 0;
+    cores->host = (int)max_i64(cores->host, max_i64(CPU_COUNT(all), other->allowed));
+    cores->ranks++;
+}
+
+LaunchCores launch_cores(Launch *launch) {
+    if (launch->cores.ranks > 0) return launch->cores;
+    CoreCard mine = {.allowed = cores_allowed()};
+    if (sched_getaffinity(0, sizeof mine.set, &mine.set) != 0) CPU_ZERO(&mine.set);
+    memcpy(mine.host, launch->host, sizeof mine.host);
+    launch_put(launch, "launch.cores", &mine, offsetof(CoreCard, host) + strlen(mine.host) + 1);
+    launch_fence(launch, "cores");
+    LaunchCores cores = {.allowed = mine.allowed};
+    cpu_set_t all;
+    CPU_ZERO(&all);
+    for (int rank = 0; rank < launch->size; rank++) {
+        CoreCard other;
+        get_struct(launch, rank, "launch.cores", &other, offsetof(CoreCard, host), sizeof other);
+        if (strcmp(other.host, mine.host) == 0) add_cores(&cores, &all, &mine, &other);
+    }
+    launch->cores = cores;
+    return cores;
+}
 
 void launch_finish(Launch *launch) {
     if (launch->watch) watch_finish(launch);

@@ -47,6 +47,16 @@ void launch_secret(const Launch *launch, uint8_t secret[16]);
  * for all ranks, or a list indexed by rank ("n0,n0,n1,n1"). */
 const char *launch_host(const Launch *launch);
 
+/* Cores, as the affinity masks of all ranks of this host say it. */
+typedef struct {
+    int allowed; /* that this rank may run on */
+    int sharers; /* ranks of this host that may run on one of those, this one among them */
+    int host;    /* that any rank of this host may run on */
+    int ranks;   /* of this host */
+} LaunchCores;
+/* The first call is made by all ranks at the same place; later ones return what it found. */
+LaunchCores launch_cores(Launch *launch);
+
 /* Control connections and the watchdog thread: tells every rank within a second when a rank dies,
  * hangs up or reports an error, names it, and ends this process with EXIT_PEER_LOST (or the status
  * the peer reported). Call after the first fence; also sets the die hook. */

@@ -57,7 +57,8 @@ struct Launch {
     void *store_state;
     void *launcher_state; /* what the launcher keeps besides, and what ends it; NULL: nothing */
     void (*launcher_finish)(Launch *launch);
-    Door *doors; /* listeners with their unfinished handshakes */
+    LaunchCores cores; /* all 0: not asked yet */
+    Door *doors;       /* listeners with their unfinished handshakes */
     Watch *watch;
 };
 

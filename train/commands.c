@@ -2,6 +2,7 @@
  * help. In: words of the command line. Out: exit status. */
 #include "train/commands.h"
 
+#include <glob.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -11,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "base/cores.h"
 #include "base/log.h"
 #include "data/tokenizer.h"
 #include "kernels/kernels.h"
@@ -170,6 +172,17 @@ static int inspect_tokens(const char *path, bool verify, Error *err) {
     return rc;
 }
 
+/* A directory without a checkpoint: says which of its files can be looked at, where there is one. */
+static void name_token_file(const char *directory, Error *err) {
+    glob_t found;
+    char *pattern = xasprintf("%s/*.bin", directory);
+    if (glob(pattern, 0, NULL, &found) == 0) {
+        error_set(err, err->status, "%s; for the tokens in it: trident inspect %s", err->message, found.gl_pathv[0]);
+        globfree(&found);
+    }
+    free(pattern);
+}
+
 int command_inspect(int argc, char **argv) {
     const CommandLine line = COMMAND_LINE("trident inspect PATH [--verify]", inspect_options);
     const char *path = single_word(&line, "a checkpoint directory or a token file");
@@ -179,6 +192,7 @@ int command_inspect(int argc, char **argv) {
     int rc;
     if (stat(path, &facts) == 0 && S_ISDIR(facts.st_mode)) {
         rc = checkpoint_inspect(path, verify, stdout, &err);
+        if (rc != 0) name_token_file(path, &err);
     } else {
         rc = inspect_tokens(path, verify, &err);
     }
@@ -191,7 +205,7 @@ static const Option tokenize_options[] = {
     {"--tokenizer", "bytes|DIR", "bytes, or a directory with vocab.json and merges.txt", false},
     {"--out", "PREFIX", "writes PREFIX.bin and PREFIX.idx", false},
     {"--document-line", "TEXT", "a line that is exactly this separates documents", false},
-    {"--threads", "N", "default: all cores", false},
+    {"--threads", "N", "default: all cores that it may run on", false},
 };
 
 int command_tokenize(int argc, char **argv) {
@@ -203,7 +217,7 @@ int command_tokenize(int argc, char **argv) {
     options.tokenizer = option_value(&line, "--tokenizer");
     options.out_prefix = option_value(&line, "--out");
     options.document_line = option_value(&line, "--document-line");
-    options.threads = (int)option_int(&line, "--threads", sysconf(_SC_NPROCESSORS_ONLN), 1, 1024);
+    options.threads = (int)option_int(&line, "--threads", cores_allowed(), 1, 1024);
     if (!options.tokenizer) usage_error(&line, "--tokenizer is missing");
     if (!options.out_prefix) usage_error(&line, "--out is missing");
     const size_t length = strlen(options.out_prefix);

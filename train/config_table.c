@@ -73,7 +73,7 @@ const Setting settings[] = {
     WORD("train", "precision", precision, "fp32", precisions, RESUME_REFUSE,
          "of parameters and activations; fp64 is the reference, slow"),
     NUMBER("train", "threads", TYPE_INT, threads, "0", 0, 4096, "threads", RESUME_FREE,
-           "of each rank; 0: the cores of the host shared by its ranks; the bits do not depend on it"),
+           "of each rank; 0: its share of the cores that it may run on; the bits do not depend on it"),
     NUMBER("train", "init_std", TYPE_DOUBLE, init_std, "0.02", 0, 10, "", RESUME_WARN,
            "standard deviation of initial weights; / sqrt(2 layers) where a block adds to the residual stream"),
     NUMBER("train", "eval_every", TYPE_INT64, eval_every, "0", 0, SETTING_MAX_NONE, "steps", RESUME_FREE,

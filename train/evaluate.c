@@ -50,17 +50,9 @@ Evaluation evaluate_windows(Trainer *t, const DataSource *source, int64_t window
                            .seq_len = c->seq_len,
                            .micro_batch = c->micro_batch,
                            .data_size = t->grid.size[DIM_DATA],
-                           .data_rank = t->grid.index[DIM_DATA]};
-    const uint64_t elements = (uint64_t)(c->micro_batch * c->seq_len);
-    int32_t *memory = xcalloc(4 * elements, sizeof *memory);
-    reader.batch = (Batch){.sequences = c->micro_batch,
-                           .tokens = memory,
-                           .targets = memory + elements,
-                           .positions = memory + 2 * elements,
-                           .doc_start = memory + 3 * elements};
+                           .data_rank = t->grid.index[DIM_DATA],
+                           .batch = batch_in(t->eval_batch, c->micro_batch, c->seq_len)};
     const BatchSource batches = {.next = next_windows, .context = &reader};
     const int64_t n = ceil_div(windows, c->micro_batch * reader.data_size);
-    const Evaluation evaluation = trainer_evaluate(t, &batches, n, asked_to_stop);
-    free(memory);
-    return evaluation;
+    return trainer_evaluate(t, &batches, n, asked_to_stop);
 }

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "base/cores.h"
 #include "base/rng.h"
 #include "data/tokenizer.h"
 #include "train/commands.h"
@@ -194,7 +195,7 @@ static void load_model(Generator *g, Config *config, const char *dir) {
     if (!step_dir) die(EXIT_CHECKPOINT, "%s: there is no complete checkpoint", dir);
     CheckpointState state;
     if (checkpoint_read_state(step_dir, &state, &err) != 0) die_error(&err);
-    char *threads = xasprintf("train.threads=%ld", sysconf(_SC_NPROCESSORS_ONLN));
+    char *threads = xasprintf("train.threads=%d", cores_allowed());
     load_config(config, &state, step_dir, threads);
     free(threads);
     kernels_init(config->threads);

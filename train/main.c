@@ -44,12 +44,16 @@ static int unknown_command(const char *word) {
     return usage(stderr, EXIT_CONFIG);
 }
 
-/* `trident help tokenize` is `trident tokenize --help`. A section of the config comes first. */
+/* `trident help tokenize` is `trident tokenize --help`; train is a section of the config as well. */
 static int help(int argc, char **argv) {
     char *options[] = {"--help", NULL};
     for (int i = 0; argc == 1 && i < N_COMMANDS; i++) {
-        const bool command = strcmp(argv[0], commands[i].name) == 0 && commands[i].run != command_help;
-        if (command && commands[i].run != command_train) return commands[i].run(1, options);
+        if (strcmp(argv[0], commands[i].name) != 0 || commands[i].run == command_help) continue;
+        if (commands[i].run == command_train) {
+            command_help(argc, argv);
+            printf("\n");
+        }
+        return commands[i].run(1, options);
     }
     return command_help(argc, argv);
 }

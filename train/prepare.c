@@ -99,17 +99,6 @@ Launch *ranks_start(const Config *config) {
 }
 
 int rank_threads(const Config *config, Launch *launch) {
-    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    const char *host = launch_host(launch);
-    launch_put(launch, "threads.host", host, strlen(host) + 1);
-    launch_fence(launch, "thread counts");
-    long ranks = 0;
-    for (int rank = 0; rank < launch_size(launch); rank++) {
-        size_t bytes;
-        char *other = launch_get(launch, rank, "threads.host", &bytes);
-        ranks += strcmp(other, host) == 0;
-        free(other);
-    }
-    if (config->threads) return config->threads;
-    return (int)max_i64(1, cores / ranks);
+    const LaunchCores cores = launch_cores(launch);
+    return config->threads ? config->threads : (int)max_i64(1, cores.allowed / cores.sharers);
 }

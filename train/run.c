@@ -60,17 +60,14 @@ static const Batch *next_batch(void *context, Error *err) {
  * while the others wait, so that they do not take its time. */
 static double measure_peak(Run *run, int threads) {
     const Trainer *t = &run->trainer;
-    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    const LaunchCores cores = launch_cores(run->launch);
     double local = 0.0;
-    int64_t ranks_here = 0;
     bool leader = true;
-    for (int rank = 0; rank < t->grid.world_size; rank++) {
-        bool here = strcmp(t->seats[rank].host, t->seats[t->grid.rank].host) == 0;
-        ranks_here += here;
-        if (here && rank < t->grid.rank) leader = false;
+    for (int rank = 0; rank < t->grid.rank; rank++) {
+        if (strcmp(t->seats[rank].host, t->seats[t->grid.rank].host) == 0) leader = false;
     }
     if (leader) {
-        double busy = (double)min_i64(cores, ranks_here * threads);
+        const double busy = (double)min_i64(cores.host, (int64_t)cores.ranks * threads);
         local = kernels_peak_flops(t->config->dtype) / (double)threads * busy;
     }
     if (t->groups.world) comm_host_reduce(t->groups.world, &local, 1, COMM_SUM);

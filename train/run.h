@@ -20,7 +20,7 @@ void prepared_free(Prepared *prepared);
 
 /* Starts the ranks: returns in each of them. */
 Launch *ranks_start(const Config *config);
-/* Threads of this rank: train.threads, else the cores of this host shared by its ranks. */
+/* Threads of this rank: train.threads, else its share of the cores that it may run on. On all ranks at once. */
 int rank_threads(const Config *config, Launch *launch);
 
 /* `trident train`, on each rank after ranks_start: exit status. */

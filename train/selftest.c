@@ -115,7 +115,7 @@ static void run_trial(Trial *trial, const Config *c, Launch *launch, Comm *comm,
     RandomSource random = {.config = c, .data_size = t->grid.size[DIM_DATA], .data_rank = t->grid.index[DIM_DATA]};
     const uint64_t n = (uint64_t)(c->micro_batch * c->seq_len);
     int32_t *memory = xcalloc(4 * n, sizeof *memory);
-    random.batch = (Batch){c->micro_batch, memory, memory + n, memory + 2 * n, memory + 3 * n};
+    random.batch = batch_in(memory, c->micro_batch, c->seq_len);
     const BatchSource source = {next_random, &random};
     trial->results = xcalloc((uint64_t)steps, sizeof *trial->results);
     trial->gradients = xcalloc((uint64_t)t->model.tensors.n_elements, sizeof *trial->gradients);

@@ -113,6 +113,11 @@ static void note_memory(Trainer *t, bool training) {
         arena_note(&t->arena, OWNER_DATA, "run", (size_t)loader_bytes(c->micro_batch, c->seq_len),
                    "batches read ahead");
     }
+    if (c->valid_data[0]) {
+        const int64_t bytes = batch_bytes(c->micro_batch, c->seq_len);
+        arena_note(&t->arena, OWNER_DATA, "run", (size_t)bytes, "batch of held-out windows");
+        t->eval_batch = xcalloc(1, (uint64_t)bytes);
+    }
 }
 
 static void set_coordinates(const Trainer *t) {
@@ -158,6 +163,7 @@ void trainer_destroy(Trainer *t) {
     schedule_free(&t->schedule);
     grid_free(&t->grid);
     free(t->seats);
+    free(t->eval_batch);
     *t = (Trainer){0};
 }
 

@@ -23,6 +23,7 @@ typedef struct {
     Model model;
     Optimizer optimizer;
     Pipeline pipeline;
+    int32_t *eval_batch;   /* a micro-batch of held-out windows; NULL: the config names none */
     int64_t step, skipped; /* steps done, and how many of them changed nothing */
     int64_t skipped_in_row;
     int64_t samples, tokens; /* that these steps took: of all sizes that the batch had */

@@ -17,13 +17,13 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/cores.h"
 #include "base/log.h"
 
 static const double spin_s = 40e-6;
@@ -149,8 +149,7 @@ static void forget_workers(void) { /* in a fork's child: the parent's workers ar
 
 static void make_workers(uint32_t workers) {
     if (pool.cores == 0) {
-        cpu_set_t mine;
-        pool.cores = sched_getaffinity(0, sizeof mine, &mine) == 0 ? CPU_COUNT(&mine) : sysconf(_SC_NPROCESSORS_ONLN);
+        pool.cores = cores_allowed();
         pthread_atfork(NULL, NULL, forget_workers);
     }
     sigset_t all, before; /* signals are the main thread's */

@@ -191,6 +191,16 @@ def test_inspect_token_files(llama):
     assert "the largest is 256\n" in run(["inspect", "text", "--verify"], llama, check=0).out
 
 
+def test_inspect_a_directory_without_checkpoints(llama, tmp_path):
+    assert run(["inspect", tmp_path], tmp_path, check=7).err == f"error: {tmp_path}: there is no complete checkpoint\n"
+    for suffix in (".bin", ".idx"):
+        shutil.copy(llama / f"text{suffix}", tmp_path)
+    err = run(["inspect", tmp_path], tmp_path, check=7).err
+    hint = f"trident inspect {tmp_path}/text.bin"
+    assert err == f"error: {tmp_path}: there is no complete checkpoint; for the tokens in it: {hint}\n"
+    assert run(hint.split()[1:], tmp_path, check=0).out.startswith(f"{tmp_path}/text")
+
+
 def test_help_of_every_command(tmp_path):
     page = run(["--help"], tmp_path, check=0).out
     commands = re.findall(r"^  trident (\w+)", page, re.M)
@@ -200,9 +210,11 @@ def test_help_of_every_command(tmp_path):
         assert one.out.startswith(f"usage: trident {command} ") and one.err == ""
         # Every option that the page names has a line.
         assert all(f"\n  {option} " in one.out for option in re.findall(r"--[a-z-]+", one.out.splitlines()[0]))
-        if command != "train":  # [train] is a section of the config too
-            assert run(["help", command], tmp_path, check=0).out == one.out
-    assert run(["help", "train"], tmp_path, check=0).out.startswith("train.steps\n")
+        other = run(["help", command], tmp_path, check=0).out
+        if command == "train":  # a section of the config too
+            assert other.startswith("train.steps\n") and other.endswith("\n\n" + one.out)
+        else:
+            assert other == one.out
     assert re.fullmatch(r"trident \d+\.\d+\.\d+ \(cpu\)\n", run(["--version"], tmp_path, check=0).out)
     assert run([], tmp_path, check=2).err == page
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,5 @@
 /* test_launch_local.c - the built-in launcher and the watchdog: values, deaths, hangs, signals, goodbye. */
+#include <sched.h>
 #include <sys/resource.h>
 
 #include "tests/unit/parallel/launch_harness.h"
@@ -138,6 +139,54 @@ START_TEST(store_of_local_ranks) {
         CHECK_SAYS(&all.process[i], says[i]);
     }
     ck_assert_int_eq(count_text(all.process[0].text, "before the fork"), 1);
+}
+END_TEST
+
+static void bind_to(int core) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(core, &set);
+    REQUIRE(sched_setaffinity(0, sizeof set, &set) == 0);
+}
+
+/* Ranks 0 to 2 are on one host, rank 3 on another. bind: the cores of each; -1: all. */
+static int cores_body(int index, void *context) {
+    static const int bind[][4] = {{-1, -1, -1, -1}, {0, 1, 1, 1}, {0, 0, -1, 1}};
+    static const int allowed[][4] = {{2, 2, 2, 2}, {1, 1, 1, 1}, {1, 1, 2, 1}};
+    static const int sharers[][4] = {{3, 3, 3, 1}, {1, 2, 2, 1}, {3, 3, 3, 1}};
+    static const int host[][4] = {{2, 2, 2, 2}, {2, 2, 2, 1}, {2, 2, 2, 1}};
+    (void)context;
+    setenv("TRIDENT_TEST_HOSTNAME", "n0,n0,n0,n1", 1);
+    LaunchOptions options = {.world_size = 4, .timeout_s = 10};
+    Launch *launch = launch_start(&options);
+    int rank = launch_rank(launch);
+    if (bind[index][rank] >= 0) bind_to(bind[index][rank]);
+    for (int again = 0; again < 2; again++) {
+        LaunchCores cores = launch_cores(launch);
+        if (cores.allowed != allowed[index][rank] || cores.sharers != sharers[index][rank] ||
+            cores.host != host[index][rank] || cores.ranks != (rank < 3 ? 3 : 1)) {
+            die(EXIT_INTERNAL, "case %d: %d allowed, %d sharers, %d of the host, %d ranks", index, cores.allowed,
+                cores.sharers, cores.host, cores.ranks);
+        }
+    }
+    launch_finish(launch);
+    return 0;
+}
+
+/* On two cores of this machine; where there is one only, the masks cannot be made. */
+START_TEST(cores_of_a_host_and_who_shares_them) {
+    cpu_set_t before, two;
+    ck_assert_int_eq(sched_getaffinity(0, sizeof before, &before), 0);
+    if (!CPU_ISSET(0, &before) || !CPU_ISSET(1, &before)) return;
+    CPU_ZERO(&two);
+    CPU_SET(0, &two);
+    CPU_SET(1, &two);
+    ck_assert_int_eq(sched_setaffinity(0, sizeof two, &two), 0);
+    all.n = 0;
+    for (int i = 0; i < 3; i++) process_start(&all, cores_body, i, NULL);
+    processes_collect(&all, 20);
+    for (int i = 0; i < 3; i++) CHECK_STATUS(&all.process[i], 0);
+    sched_setaffinity(0, sizeof before, &before);
 }
 END_TEST
 
@@ -369,6 +418,7 @@ END_TEST
 
 static void add_cases(TCase *cases) {
     tcase_add_test(cases, store_of_local_ranks);
+    tcase_add_test(cases, cores_of_a_host_and_who_shares_them);
     tcase_add_test(cases, single_process);
     tcase_add_loop_test(cases, death_of_one_rank, 0, 18);
     tcase_add_loop_test(cases, death_during_start, 0, 18);
