@@ -27,17 +27,8 @@ static const float MAX_START = -1e30f; /* below any score; not infinite, so that
 /* ---- packing ---- */
 
 /* to (D, KEYS) = transpose of n rows; columns up to the next multiple of 16 are zero. */
-static void pack_transposed(float *to, const float *from, int64_t ld, int64_t n, int64_t D) {
-    for (int64_t j = 0; j < round_up(n, TILE_COLS); j += 8) {
-        for (int64_t d = 0; d < D; d += 8) {
-            __m256 row[8];
-            for (int i = 0; i < 8; i++) {
-                row[i] = j + i < n ? load_row_ps(from + (j + i) * ld + d, D - d) : _mm256_setzero_ps();
-            }
-            transpose_8x8(row);
-            for (int i = 0; i < 8 && d + i < D; i++) _mm256_store_ps(to + (d + i) * KEYS + j, row[i]);
-        }
-    }
+static void pack_keys(float *to, const float *from, int64_t ld, int64_t n, int64_t D) {
+    pack_transposed(to, KEYS, round_up(n, TILE_COLS), from, ld, n, D);
 }
 
 /* to (n, Dp) = factor * n rows, zeros behind D. */
@@ -176,7 +167,7 @@ static void forward_task(void *args, int64_t index) {
     const float *v = (const float *)a->v + t.sequence * s->stride_kv + t.kv_head * s->D;
     for (int64_t j = first / KEYS * KEYS; j < end; j += KEYS) {
         int64_t n = min_i64(KEYS, end - j);
-        pack_transposed(f.keys_t, k + j * s->ld_kv, s->ld_kv, n, s->D);
+        pack_keys(f.keys_t, k + j * s->ld_kv, s->ld_kv, n, s->D);
         pack_rows(f.values, v + j * s->ld_kv, s->ld_kv, n, s->D, 1.0f);
         for (int64_t g = 0; g < f.groups; g++) forward_group(&f, g, j, n);
     }
@@ -321,8 +312,8 @@ static void backward_block(BackwardTile *b, const AttentionArgs *a) {
     const AttentionShape *s = &a->shape;
     int64_t group = s->H / s->KV, D = s->D;
     int64_t at = b->sequence * s->stride_kv + b->first_key * s->ld_kv + b->kv_head * D;
-    pack_transposed(b->keys_t, (const float *)a->k + at, s->ld_kv, b->n_keys, D);
-    pack_transposed(b->values_t, (const float *)a->v + at, s->ld_kv, b->n_keys, D);
+    pack_keys(b->keys_t, (const float *)a->k + at, s->ld_kv, b->n_keys, D);
+    pack_keys(b->values_t, (const float *)a->v + at, s->ld_kv, b->n_keys, D);
     pack_rows(b->keys, (const float *)a->k + at, s->ld_kv, b->n_keys, D, 1.0f);
     memset(b->dk, 0, (size_t)(KEYS * b->Dp) * sizeof(float));
     memset(b->dv, 0, (size_t)(KEYS * b->Dp) * sizeof(float));

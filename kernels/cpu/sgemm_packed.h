@@ -43,21 +43,6 @@ size_t SGEMM_BUFFERS(void) {
 
 /* ---- packing ---- */
 
-/* A strip of A from memory (row, k): eight rows are transposed eight k at a time. Stores of eight may reach
- * beyond the strip's row into the next k, which the stores of the rows before them then set right. */
-static void pack_a_rows(float *to, const float *a, int64_t lda, int64_t rows, int64_t K) {
-    for (int64_t first = (STRIP_ROWS - 1) / 8 * 8; first >= 0; first -= 8) {
-        for (int64_t k = 0; k < K; k += 8) {
-            __m256 row[8];
-            for (int64_t i = 0; i < 8; i++) {
-                row[i] = first + i < rows ? load_row_ps(a + (first + i) * lda + k, K - k) : _mm256_setzero_ps();
-            }
-            transpose_8x8(row);
-            for (int64_t i = 0; i < 8 && k + i < K; i++) _mm256_storeu_ps(to + (k + i) * STRIP_ROWS + first, row[i]);
-        }
-    }
-}
-
 /* Strips of `width` rows of A from memory (k, row), or columns of B from memory (k, column): row by row of
  * memory, since a walk down a strip would touch a page for each k. Stores of eight may reach beyond a strip's row
  * into the next k of it, which is written later; behind the last k the next strip begins. */
@@ -75,27 +60,14 @@ static inline __attribute__((always_inline)) void pack_straight(float *to, const
     }
 }
 
-/* A strip of B from memory (column, k). */
-static void pack_b_transposed(float *to, const float *b, int64_t ldb, int64_t cols, int64_t K) {
-    for (int64_t first = 0; first < STRIP_COLS; first += 8) {
-        for (int64_t k = 0; k < K; k += 8) {
-            __m256 row[8];
-            for (int64_t i = 0; i < 8; i++) {
-                row[i] = first + i < cols ? load_row_ps(b + (first + i) * ldb + k, K - k) : _mm256_setzero_ps();
-            }
-            transpose_8x8(row);
-            for (int64_t i = 0; i < 8 && k + i < K; i++) _mm256_store_ps(to + (k + i) * STRIP_COLS + first, row[i]);
-        }
-    }
-}
-
 static void pack_a(float *to, const Sgemm *g, int64_t row, int64_t rows, int64_t k, int64_t K) {
     if (g->trans_a) {
         pack_straight(to, g->A + k * g->lda + row, g->lda, rows, STRIP_ROWS, K);
         return;
     }
     for (int64_t i = 0; i < rows; i += STRIP_ROWS, to += STRIP_ROWS * K) {
-        pack_a_rows(to, g->A + (row + i) * g->lda + k, g->lda, min_i64(STRIP_ROWS, rows - i), K);
+        pack_transposed(to, STRIP_ROWS, STRIP_ROWS, g->A + (row + i) * g->lda + k, g->lda,
+                        min_i64(STRIP_ROWS, rows - i), K);
     }
 }
 
@@ -105,7 +77,8 @@ static void pack_b(float *to, const Sgemm *g, int64_t col, int64_t cols, int64_t
         return;
     }
     for (int64_t j = 0; j < cols; j += STRIP_COLS, to += STRIP_COLS * K) {
-        pack_b_transposed(to, g->B + (col + j) * g->ldb + k, g->ldb, min_i64(STRIP_COLS, cols - j), K);
+        pack_transposed(to, STRIP_COLS, STRIP_COLS, g->B + (col + j) * g->ldb + k, g->ldb,
+                        min_i64(STRIP_COLS, cols - j), K);
     }
 }
 

@@ -131,4 +131,21 @@ static inline void transpose_8x8(__m256 row[8]) {
     }
 }
 
+/* to (K, ld_to), its first `cols` columns = transpose of n <= cols rows from (n, K); columns behind them are zero.
+ * Where 8 does not divide cols, stores of eight reach into the next row of `to`: rows go from the last eight to the
+ * first, so that later stores set that right; behind the last row, `to` has room for them. */
+static inline void pack_transposed(float *to, int64_t ld_to, int64_t cols, const float *from, int64_t ld, int64_t n,
+                                   int64_t K) {
+    for (int64_t first = (cols - 1) / 8 * 8; first >= 0; first -= 8) {
+        for (int64_t k = 0; k < K; k += 8) {
+            __m256 row[8];
+            for (int64_t i = 0; i < 8; i++) {
+                row[i] = first + i < n ? load_row_ps(from + (first + i) * ld + k, K - k) : _mm256_setzero_ps();
+            }
+            transpose_8x8(row);
+            for (int64_t i = 0; i < 8 && k + i < K; i++) _mm256_storeu_ps(to + (k + i) * ld_to + first, row[i]);
+        }
+    }
+}
+
 #endif
