@@ -71,6 +71,9 @@ void comm_end(Comm *comm);
 void comm_host_reduce(Group *group, double *values, int n, CommOp op);
 /* Gathers each rank's bytes to all: result owned by the caller, lengths[size]. Any length. */
 void *comm_host_gather(Group *group, const void *mine, int64_t bytes, int64_t *lengths);
+/* The outcome of work that all ranks did: 0 where rc is 0 on each of them, else -1 on all, with the error of the first
+ * rank that has one in err. group NULL: one rank. */
+int comm_agree(Group *group, int rc, Error *err);
 
 /* So many operations may be under way at once without allocation. */
 void comm_reserve(Comm *comm, int n);

@@ -303,6 +303,12 @@ Launch *launch_start(const LaunchOptions *options) {
 
 /* ---- the rest of the interface ---- */
 
+void launch_die_together(const Error *err) {
+    /* The watchdog ends this process with rank 0's word; where that doesn't come, this rank has its own. */
+    if (hooked && hooked->watch && hooked->rank != 0) sleep_s(10.0);
+    die_error(err);
+}
+
 int launch_rank(const Launch *launch) { return launch->rank; }
 int launch_size(const Launch *launch) { return launch->size; }
 const char *launch_kind(const Launch *launch) { return launch->kind; }

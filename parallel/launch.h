@@ -11,6 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/check.h"
+
 typedef struct Launch Launch;
 
 typedef struct {
@@ -66,6 +68,10 @@ void launch_watch_phase(const char *phase, int64_t step);
 /* The named operation must end within the limit, else this rank says so, tells the peers and exits
  * with EXIT_HANG. limit_s 0: none. Used around steps; comm has its own per-wait deadlines. */
 void launch_watch_deadline(double limit_s);
+
+/* Ends the run with an error that all ranks hold at the same point: rank 0 says it, and it reaches the others over
+ * their control connections, so that output which comes together holds it once. */
+void launch_die_together(const Error *err) __attribute__((noreturn));
 
 /* Orderly end: after it a closing connection is no loss. */
 void launch_finish(Launch *launch);

@@ -44,22 +44,10 @@ typedef struct {
     ShardFacts facts;
 } Save;
 
-/* Every rank's outcome becomes that of the first rank that failed. */
+/* Every rank's outcome becomes that of the first rank that failed, which is named. */
 static int agree(const Save *save, int rc, Error *err) {
-    if (!save->world) return rc;
-    Error mine = {0};
-    if (rc != 0) {
-        mine = *err;
-        error_set(&mine, err->status, "rank %d: %s", save->rank, err->message);
-    }
-    int64_t *lengths = xcalloc((uint64_t)save->size, sizeof *lengths);
-    Error *all = comm_host_gather(save->world, &mine, rc ? (int64_t)sizeof mine : 0, lengths);
-    int64_t bytes = 0;
-    for (int i = 0; i < save->size; i++) bytes += lengths[i];
-    if (bytes) memcpy(err, all, sizeof *err);
-    free(all);
-    free(lengths);
-    return bytes ? -1 : 0;
+    if (save->world && rc != 0) error_set(err, err->status, "rank %d: %s", save->rank, err->message);
+    return comm_agree(save->world, rc, err);
 }
 
 /* ---- the shard ---- */

@@ -75,11 +75,11 @@ static int64_t load_weights(Trainer *t, const char *dir) {
     Error err = {0};
     char *step_dir = resume_find(t, dir, "");
     CheckpointState state;
-    if (checkpoint_read_state(step_dir, &state, &err) != 0) die_error(&err);
+    trainer_require(t, checkpoint_read_state(step_dir, &state, &err), &err);
     resume_check_model(t, &state, step_dir);
     int n;
     CheckpointPiece *pieces = trainer_pieces(t, false, &n);
-    if (checkpoint_load(step_dir, pieces, n, &err) != 0) die_error(&err);
+    trainer_require(t, checkpoint_load(step_dir, pieces, n, &err), &err);
     trainer_pieces_free(pieces, n);
     int64_t step = state.step;
     checkpoint_state_free(&state);
@@ -95,14 +95,15 @@ static int run_eval(Prepared *p, Launch *launch, const char *checkpoint) {
     Trainer trainer;
     trainer_create(&trainer, c, launch, comm, false, false);
     Error err;
-    if (preflight_data(&trainer, p->valid, "data.valid", c->valid_data, &err) != 0) die_error(&err);
+    trainer_require(&trainer, preflight_data(&trainer, p->valid, "data.valid", c->valid_data, &err), &err);
     const int64_t step = load_weights(&trainer, checkpoint), windows = source_windows(p->valid);
     const Evaluation e = evaluate_windows(&trainer, p->valid, windows, NULL);
     if (e.tokens == 0) {
-        die(EXIT_DATA,
-            "data.valid = %s: no token of it has another of its document behind it: with mask_documents "
-            "there is nothing to predict",
-            c->valid_data);
+        error_set(&err, EXIT_DATA,
+                  "data.valid = %s: no token of it has another of its document behind it: with mask_documents "
+                  "there is nothing to predict",
+                  c->valid_data);
+        launch_die_together(&err);
     }
     if (trainer.grid.rank == 0) {
         printf("step %" PRId64 ": %" PRId64 " windows, %" PRId64 " tokens: loss %.9g nats a token, perplexity %.6g\n",

@@ -90,22 +90,24 @@ static double host_bytes(const Trainer *t, int *ranks_here) {
     return sum;
 }
 
-void preflight_memory(const Trainer *t) {
+int preflight_memory(const Trainer *t, Error *err) {
     int ranks_here;
     const double needed = host_bytes(t, &ranks_here), available = (double)host_available_bytes();
-    if (needed <= available) return;
+    if (needed <= available) return 0;
     double gib[OWNER_COUNT];
     for (int owner = 0; owner < OWNER_COUNT; owner++) {
         gib[owner] = (double)arena_owner_bytes(&t->arena, (MemoryOwner)owner) * 0x1p-30;
     }
-    die(EXIT_LAUNCH,
-        "out of memory: %d rank%s on this host need%s %.3g GiB, but this host has %.3g GiB left. This "
-        "rank's plan: parameters %.3g GiB, gradients %.3g, optimizer %.3g, activations %.3g, communication %.3g, "
+    return error_set(
+        err, EXIT_LAUNCH,
+        "out of memory: %d rank%s on %s%s need%s %.3g GiB, but it has %.3g GiB left. Rank %d's "
+        "plan: parameters %.3g GiB, gradients %.3g, optimizer %.3g, activations %.3g, communication %.3g, "
         "workspace %.3g, data %.3g. More hosts, more tensor or pipeline ranks, or a smaller train.micro_batch or model "
         "make it fit",
-        ranks_here, ranks_here == 1 ? "" : "s", ranks_here == 1 ? "s" : "", needed * 0x1p-30, available * 0x1p-30,
-        gib[OWNER_PARAMETERS], gib[OWNER_GRADIENTS], gib[OWNER_OPTIMIZER], gib[OWNER_ACTIVATIONS],
-        gib[OWNER_COMMUNICATION], gib[OWNER_WORKSPACE], gib[OWNER_DATA]);
+        ranks_here, ranks_here == 1 ? "" : "s", t->seats ? "host " : "",
+        t->seats ? t->seats[t->grid.rank].host : "this host", ranks_here == 1 ? "s" : "", needed * 0x1p-30,
+        available * 0x1p-30, t->grid.rank, gib[OWNER_PARAMETERS], gib[OWNER_GRADIENTS], gib[OWNER_OPTIMIZER],
+        gib[OWNER_ACTIVATIONS], gib[OWNER_COMMUNICATION], gib[OWNER_WORKSPACE], gib[OWNER_DATA]);
 }
 
 /* ---- data ---- */
@@ -155,7 +157,9 @@ static void warn_of_little_room(const Trainer *t) {
 }
 
 static int directory_usable(const char *dir, Error *err) {
-    if (directory_make(dir, err, EXIT_CHECKPOINT) != 0) return -1;
+    if (directory_make(dir, err, EXIT_CHECKPOINT) != 0) {
+        return error_set(err, err->status, "checkpoint.dir = %s", err->message);
+    }
     if (access(dir, W_OK | X_OK) == 0) return 0;
     return error_set(err, EXIT_CHECKPOINT, "checkpoint.dir = %s: cannot write there: %s", dir, strerror(errno));
 }
@@ -202,25 +206,16 @@ static int directory_shared(const Trainer *t, Error *err) {
     return rc;
 }
 
-/* Whether any rank failed; those that did not then have an error too. */
-static int agree(const Trainer *t, int rc, Error *err) {
-    double failed = rc != 0;
-    if (t->groups.world) comm_host_reduce(t->groups.world, &failed, 1, COMM_MAX);
-    if (rc != 0 || failed == 0.0) return rc;
-    return error_set(err, EXIT_CHECKPOINT, "checkpoint.dir = %s cannot be used: another rank says why",
-                     t->config->checkpoint_dir);
-}
-
 int preflight_disk(const Trainer *t, Error *err) {
     int rc = 0;
     if (t->grid.rank == 0) {
         rc = directory_usable(t->config->checkpoint_dir, err);
         if (rc == 0) warn_of_little_room(t);
     }
-    if (agree(t, rc, err) != 0) return -1;
+    if (comm_agree(t->groups.world, rc, err) != 0) return -1;
     bool hosts_differ = false;
     for (int rank = 1; rank < t->grid.world_size; rank++) {
         hosts_differ |= strcmp(t->seats[rank].host, t->seats[0].host) != 0;
     }
-    return hosts_differ ? agree(t, directory_shared(t, err), err) : 0;
+    return hosts_differ ? comm_agree(t->groups.world, directory_shared(t, err), err) : 0;
 }

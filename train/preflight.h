@@ -6,9 +6,9 @@
 #include "train/trainer.h"
 
 /* The memory plan of all ranks of this host against what the host (or its control group) has left. On all
- * ranks, between plan and allocation; dies with EXIT_LAUNCH, naming the largest owners and the settings that
+ * ranks, between plan and allocation; -1 with err (EXIT_LAUNCH) naming the largest owners and the settings that
  * would make it fit. */
-void preflight_memory(const Trainer *trainer);
+int preflight_memory(const Trainer *trainer, Error *err);
 
 /* All ranks opened the same data: -1 with err (EXIT_DATA) naming the setting and the first rank that did not. On
  * all ranks; key, spec: the setting and its value. */

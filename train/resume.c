@@ -125,27 +125,32 @@ static int count_refusals(const Trainer *t, const CheckpointState *state, const 
 
 void resume_check_model(const Trainer *t, const CheckpointState *state, const char *step_dir) {
     if (count_refusals(t, state, "model", NULL) == 0) return;
-    die(EXIT_CHECKPOINT,
-        "%s holds the weights of another model (above); change [model], or name the settings in "
-        "checkpoint.allow",
-        step_dir);
+    Error err;
+    error_set(&err, EXIT_CHECKPOINT,
+              "%s holds the weights of another model (above); change [model], or name the settings in "
+              "checkpoint.allow",
+              step_dir);
+    launch_die_together(&err);
 }
 
 /* *differ: settings that the coming steps depend on are not those of the steps before. */
 static void check_may_continue(const Trainer *t, const DataSource *source, const CheckpointState *state,
                                const char *step_dir, bool *differ) {
     const Config *c = t->config;
+    Error err;
     if (count_refusals(t, state, NULL, differ)) {
-        die(EXIT_CHECKPOINT,
-            "%s was written by a run with other settings (above); change them back, name them in "
-            "checkpoint.allow, or start anew with checkpoint.resume = none and another checkpoint.dir",
-            step_dir);
+        error_set(&err, EXIT_CHECKPOINT,
+                  "%s was written by a run with other settings (above); change them back, name them in "
+                  "checkpoint.allow, or start anew with checkpoint.resume = none and another checkpoint.dir",
+                  step_dir);
+        launch_die_together(&err);
     }
     if (state->data_fingerprint != data_fingerprint(source) && !allowed(c, "data.train")) {
-        die(EXIT_CHECKPOINT,
-            "the files of data.train = %s are not those that %s was trained on (fingerprint "
-            "%016" PRIx64 ", was %016" PRIx64 "); checkpoint.allow = data.train accepts that",
-            c->train_data, step_dir, data_fingerprint(source), state->data_fingerprint);
+        error_set(&err, EXIT_CHECKPOINT,
+                  "the files of data.train = %s are not those that %s was trained on (fingerprint "
+                  "%016" PRIx64 ", was %016" PRIx64 "); checkpoint.allow = data.train accepts that",
+                  c->train_data, step_dir, data_fingerprint(source), state->data_fingerprint);
+        launch_die_together(&err);
     }
 }
 
@@ -177,16 +182,18 @@ static void load_pieces(Trainer *t, const char *step_dir, bool with_optimizer) {
     Error err;
     int n;
     CheckpointPiece *pieces = trainer_pieces(t, with_optimizer, &n);
-    if (checkpoint_load(step_dir, pieces, n, &err) != 0) {
-        die(err.status, "%s. checkpoint.resume = DIR/step-N names another checkpoint", err.message);
+    int rc = checkpoint_load(step_dir, pieces, n, &err);
+    if (rc != 0) {
+        rc = error_set(&err, err.status, "%s. checkpoint.resume = DIR/step-N names another checkpoint", err.message);
     }
     trainer_pieces_free(pieces, n);
+    trainer_require(t, rc, &err);
 }
 
 static void start_from_weights(Trainer *t, const char *step_dir) {
     Error err;
     CheckpointState state;
-    if (checkpoint_read_state(step_dir, &state, &err) != 0) die_error(&err);
+    trainer_require(t, checkpoint_read_state(step_dir, &state, &err), &err);
     resume_check_model(t, &state, step_dir);
     load_pieces(t, step_dir, false);
     log_info(LOG_CKPT, "a new run with the weights of %s", step_dir);
@@ -196,7 +203,7 @@ static void start_from_weights(Trainer *t, const char *step_dir) {
 static void continue_from(Trainer *t, DataSource *source, const char *step_dir) {
     Error err;
     CheckpointState state;
-    if (checkpoint_read_state(step_dir, &state, &err) != 0) die_error(&err);
+    trainer_require(t, checkpoint_read_state(step_dir, &state, &err), &err);
     bool differ;
     check_may_continue(t, source, &state, step_dir, &differ);
     load_pieces(t, step_dir, true);

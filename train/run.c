@@ -111,9 +111,9 @@ static void look_ahead(Run *run) {
     const Config *c = t->config;
     const Prepared *p = run->prepared;
     Error err;
-    if (preflight_data(t, p->train, "data.train", c->train_data, &err) != 0) die_error(&err);
-    if (p->valid && preflight_data(t, p->valid, "data.valid", c->valid_data, &err) != 0) die_error(&err);
-    if (preflight_disk(t, &err) != 0) die_error(&err);
+    trainer_require(t, preflight_data(t, p->train, "data.train", c->train_data, &err), &err);
+    if (p->valid) trainer_require(t, preflight_data(t, p->valid, "data.valid", c->valid_data, &err), &err);
+    trainer_require(t, preflight_disk(t, &err), &err);
 }
 
 static void open_metrics(Run *run) {
@@ -137,7 +137,7 @@ static void save(Run *run) {
     Error err;
     const double start_s = clock_s();
     launch_watch_phase("saving", t->step);
-    if (save_run(t, run->prepared->train, &err) != 0) die_error(&err);
+    if (save_run(t, run->prepared->train, &err) != 0) launch_die_together(&err);
     if (!run->metrics) return;
     char *text = xasprintf("saved %s/step-%08" PRId64 " in %.2f s", t->config->checkpoint_dir, t->step,
                            clock_s() - start_s);
@@ -167,10 +167,12 @@ static void check_skipped(Run *run, const StepResult *r) {
                      t->step, r->loss, r->grad_norm, r->tokens);
     }
     if (t->skipped_in_row >= t->config->max_skipped) {
-        die(EXIT_NUMBERS,
-            "%" PRId64 " steps in a row were skipped (last loss %g, gradient norm %g); "
-            "optimizer.max_skipped = %" PRId64 ". The last checkpoint is as it was",
-            t->skipped_in_row, r->loss, r->grad_norm, t->config->max_skipped);
+        Error err;
+        error_set(&err, EXIT_NUMBERS,
+                  "%" PRId64 " steps in a row were skipped (last loss %g, gradient norm %g); "
+                  "optimizer.max_skipped = %" PRId64 ". The last checkpoint is as it was",
+                  t->skipped_in_row, r->loss, r->grad_norm, t->config->max_skipped);
+        launch_die_together(&err);
     }
 }
 

@@ -38,7 +38,7 @@ static void make_grid(Trainer *t, Launch *launch) {
     if (launch) gather_seats(t, launch);
     const Seat *seats = launch ? t->seats : &alone;
     const int rank = launch ? launch_rank(launch) : 0;
-    if (grid_place(&t->grid, seats, rank, c->allow_cross_node_tensor, &err) != 0) die_error(&err);
+    if (grid_place(&t->grid, seats, rank, c->allow_cross_node_tensor, &err) != 0) launch_die_together(&err);
 }
 
 static Group *make_group(Trainer *t, const char *name, unsigned mask) {
@@ -146,13 +146,18 @@ void trainer_create(Trainer *t, const Config *config, Launch *launch, Comm *comm
     arena_plan_begin(&t->arena, guarded);
     take_memory(t, slots, training);
     note_memory(t, training);
-    preflight_memory(t);
+    Error err;
+    trainer_require(t, preflight_memory(t, &err), &err);
     arena_commit(&t->arena);
     take_memory(t, slots, training);
     arena_seal(&t->arena);
     if (comm && t->grid.world_size > 1) comm_register(comm, &t->arena.memory);
     model_fill(&t->model, true);
     if (training) optimizer_zero(&t->optimizer, &t->model.tensors, t->lanes[LANE_COMPUTE]);
+}
+
+void trainer_require(const Trainer *t, int rc, Error *err) {
+    if (comm_agree(t->groups.world, rc, err) != 0) launch_die_together(err);
 }
 
 void trainer_destroy(Trainer *t) {

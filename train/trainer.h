@@ -46,6 +46,10 @@ typedef struct {
 void trainer_create(Trainer *trainer, const Config *config, Launch *launch, Comm *comm, bool training, bool guarded);
 void trainer_destroy(Trainer *trainer);
 
+/* What all ranks do at the same point and some may have failed at: where rc is not 0 on one of them, the run ends
+ * on all with the error of the first of these, said once. */
+void trainer_require(const Trainer *trainer, int rc, Error *err);
+
 /* One optimizer step over the global batch. stop_requested: this rank was asked to stop. */
 StepResult trainer_step(Trainer *trainer, const BatchSource *source, bool stop_requested);
 typedef struct {

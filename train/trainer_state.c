@@ -105,14 +105,13 @@ int trainer_check_finite(const Trainer *t, Error *err) {
         }
         kind = k ? t->optimizer.state_names[k - 1] : "param";
     }
-    double found = bad != NULL;
-    if (t->groups.world) comm_host_reduce(t->groups.world, &found, 1, COMM_MAX);
-    if (found == 0.0) return 0;
-    return error_set(err, EXIT_NUMBERS,
-                     "%s%s%s is not finite after step %lld, and no later step can repair that: nothing is saved, and "
-                     "the checkpoints before are as they were. A lower optimizer.lr or optimizer.clip may help",
-                     bad ? kind : "the state", bad ? "/" : "", bad ? bad->name : " of another rank",
-                     (long long)t->step);
+    const int rc = bad ? error_set(err, EXIT_NUMBERS,
+                                   "%s/%s is not finite after step %lld, and no later step can repair that: nothing is "
+                                   "saved, and the checkpoints before are as they were. A lower optimizer.lr or "
+                                   "optimizer.clip may help",
+                                   kind, bad->name, (long long)t->step)
+                       : 0;
+    return comm_agree(t->groups.world, rc, err);
 }
 
 static bool any_tensor(const Tensor *tensor) { return tensor->count > 0; }
@@ -140,5 +139,5 @@ int trainer_check_replicas(Trainer *t, Error *err) {
             rc = -1;
         }
     }
-    return rc;
+    return comm_agree(t->groups.world, rc, err);
 }

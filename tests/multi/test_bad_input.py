@@ -3,6 +3,7 @@ and leaves every file that was there as it was (and nothing new, but for what a 
 import json
 import os
 import pathlib
+import re
 import shutil
 import struct
 import sys
@@ -69,6 +70,8 @@ def expect(template, tmp_path, status, says, words, damage=None, env=None, new=(
     for text in [says] if isinstance(says, str) else says:
         assert text in done.err, f"{text!r} is not said:\n{done.err}"
     assert len(done.err) < 6000 and "internal" not in done.err, done.err
+    errors = re.findall(r"error: .*", done.err)
+    assert len(errors) == len(set(errors)), f"said more than once:\n{done.err}"
     after = snapshot(directory)
     assert {path: after.get(path) for path in before} == before, "something that was there has changed"
     added = {path for path in after if path not in before and not any(path.startswith(p) for p in new)}
@@ -197,7 +200,7 @@ CONFIGS = {
                                ["run.ini", *setting("model.hidden=1048576", "model.heads=4096", "model.kv_heads=4096",
                                                     "model.layers=10000", "model.ffn=16777216", "model.seq_len=1000000",
                                                     "train.micro_batch=1000000", "train.global_batch=1000000")]),
-    "bigger than this memory": (LAUNCH, ["needs", "but this host has", "train.micro_batch"],
+    "bigger than this memory": (LAUNCH, ["needs", "but it has", "train.micro_batch"],
                                 ["run.ini", *setting("model.hidden=1048576", "model.heads=4096", "model.kv_heads=4096",
                                                      "checkpoint.dir=new")]),
     "evaluation of nothing": (CONFIG, ["eval_every = 2 needs data.valid"],
@@ -431,6 +434,13 @@ CHECKPOINTS = {
 @table(CHECKPOINTS)
 def test_checkpoints(case, template, tmp_path):
     expect(template, tmp_path, *case)
+
+
+@table({name: case for name, case in CHECKPOINTS.items() if case[2][0] in (TRAIN[0], "eval")})
+def test_checkpoints_on_four_ranks(case, template, tmp_path):
+    """All ranks find the same fault at the same point: it is said once."""
+    status, says, words, *damage = case
+    expect(template, tmp_path, status, says, [*words, *two(data=2, tensor=2)], *damage)
 
 
 # ---- launch and placement ----
