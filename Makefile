@@ -1,5 +1,6 @@
 # Trident. `make quickstart` and `make check` do everything from a bare machine on; `make help` lists the rest.
-# On the command line can be set: CC, OPT, BLAS_LIBS, SANITIZE, BUILD (a directory for objects and programs), JOBS.
+# On the command line can be set: CC, OPT, BLAS_LIBS, SANITIZE, BUILD (a directory for objects and programs), JOBS,
+# LLMC (a checkout of llm.c, for make bench).
 ifeq ($(origin CC),default)
 CC = gcc
 endif
@@ -125,7 +126,7 @@ $(BUILD)/bench/%: $(BUILD)/obj/scripts/bench/%.o $(LIBS)
 bench:
 	@scripts/setup.sh bench
 	+@$(AGAIN) all benches
-	@scripts/bench/run.py --build $(BUILD)
+	@scripts/bench/run.py --build $(BUILD) $(if $(LLMC),--llmc '$(LLMC)')
 
 clean:
 	rm -rf build trident
@@ -134,7 +135,7 @@ help:
 	@echo "make              build/cpu/trident, linked to ./trident"
 	@echo "make quickstart   set up, build, prepare text, train on 8 processes, show the result"
 	@echo "make check        set up, build, all tests; make check-long: the full matrices, and fuzzing"
-	@echo "make bench        speed, against other programs and against the machine's limits"
+	@echo "make bench        speed, against other programs and against the machine's limits; LLMC=DIR: and against llm.c"
 	@echo "make tidy         form of the code; make format: puts it into the project's format"
 	@echo "make asan         build/asan: tests and fuzzers with AddressSanitizer and UBSan; make tsan: ThreadSanitizer"
 	@echo "make setup        install what building needs; make clean: remove build/"

@@ -4,17 +4,15 @@ Both train the same model on the same number of random tokens in fp32; that they
 number of parameters, the FLOPs of a token and the loss of the first step.
 """
 import json
-import math
 import os
 import statistics
 import subprocess
 
-from programs import (ARCHS, MEASURED_S, MEASURED_STEPS, SIZES, WARM_UP_STEPS, BenchError, Program, Training,
-                      model_settings)
+from programs import (ARCHS, MEASURED_S, MEASURED_STEPS, SIZES, WARM_UP_STEPS, BenchError, Program, run_trident,
+                      wrong_first_losses)
 
 # Tokens/s over PyTorch's.
 TARGETS = {2: {"tiny": 1.45, "small": 1.3, "124m": 1.15}, 1: {"tiny": 1.35, "small": 1.2, "124m": 1.08}}
-INIT_STD = 0.02
 
 
 def prepare(options):
@@ -32,19 +30,6 @@ def prepare(options):
     print(f"PyTorch {found.stdout.strip()}", flush=True)
 
 
-def run_trident(options, arch, size, threads):
-    training = Training(options, {**model_settings(options, arch, size), "train.threads": threads})
-    rows = training.measured_rows()
-    training.end()
-    first_loss = training.rows()[0]["loss"]
-    head = training.text("err")
-    last = rows[-1]
-    peak_flops = 1e9 * float(head.split("; peak ")[1].split()[0])
-    return training, {"step_s": statistics.median(row["step_ms"] for row in rows) / 1e3,
-                      "parameters": int(head.split(" parameters,")[0].split()[-1]), "first_loss": first_loss,
-                      "flops_per_token": last["mfu"] * peak_flops / last["tokens_per_s"]}
-
-
 def run_torch(options, arch, size, threads):
     command = [options.python, os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_model.py"),
                "--arch", arch, "--threads", threads, "--warm_up_steps", WARM_UP_STEPS, "--steps", MEASURED_STEPS,
@@ -57,16 +42,7 @@ def run_torch(options, arch, size, threads):
 
 
 def check_same_model(case, size, trident, torch):
-    """Loss of an untrained model: logits are sums of `hidden` products of a normed activation and a weight of
-    variance std^2, so about normal with variance hidden std^2, and the mean log-sum-exp is ln(vocab) + half of it.
-    The mean over N tokens scatters by sqrt(variance / N), of which five are allowed, and 0.01 for the rest."""
-    s = SIZES[size]
-    variance = s["hidden"] * INIT_STD ** 2
-    expected = math.log(s["vocab"]) + variance / 2
-    allowed = 5 * math.sqrt(variance / (s["batch"] * s["seq_len"])) + 0.01
-    wrong = [f"{name} begins at loss {result['first_loss']:.4f}, expected {expected:.4f} +- {allowed:.4f}"
-             for name, result in (("Trident", trident), ("PyTorch", torch))
-             if not abs(result["first_loss"] - expected) <= allowed]
+    wrong = wrong_first_losses(size, {"Trident": trident, "PyTorch": torch})
     if trident["parameters"] != torch["parameters"]:
         wrong.append(f"{trident['parameters']} parameters against {torch['parameters']}")
     # Trident's are worked out from the peak, which it prints with four digits.

@@ -8,9 +8,11 @@ import array
 import ctypes
 import glob
 import json
+import math
 import os
 import random
 import signal
+import statistics
 import subprocess
 import time
 
@@ -22,6 +24,7 @@ SIZES = {
 }
 ARCHS = ("gpt", "llama")
 CORPUS_TOKENS = 1 << 19
+INIT_STD = 0.02
 WARM_UP_STEPS = 2    # memory is touched for the first time, the clock settles
 MEASURED_STEPS = 2   # at least, and for at least so long:
 MEASURED_S = 4.0
@@ -30,6 +33,10 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 class BenchError(Exception):
     """Says why nothing was measured."""
+
+
+class LeftOut(Exception):
+    """Says what is not measured, as what it needs was not named, and how to name it. No failure."""
 
 
 # ---- processes of a session: one program and all that it started ----
@@ -63,15 +70,17 @@ def session_pss_bytes(session):
 
 
 class Program:
-    """A program in a session of its own; what it prints goes to DIRECTORY/out and DIRECTORY/err."""
+    """A program in a session of its own; what it prints goes to DIRECTORY/out and DIRECTORY/err. where: the directory
+    in which it runs, or None: ours."""
 
-    def __init__(self, command, directory, environment=None):
+    def __init__(self, command, directory, environment=None, where=None):
         os.makedirs(directory)
         self.directory, self.cpu_s = directory, 0.0
         self.start_s = time.monotonic()
         with open(f"{directory}/out", "wb") as out, open(f"{directory}/err", "wb") as err:
             self.process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                                            start_new_session=True, env={**os.environ, **(environment or {})})
+                                            start_new_session=True, env={**os.environ, **(environment or {})},
+                                            cwd=where)
 
     def text(self, name):
         with open(f"{self.directory}/{name}", encoding="utf-8", errors="replace") as file:
@@ -197,3 +206,30 @@ class Training(Program):
         self.wait(WARM_UP_STEPS, 0.1)
         time.sleep(MEASURED_S)
         return self.wait(WARM_UP_STEPS + MEASURED_STEPS, 0.1)[WARM_UP_STEPS:]
+
+
+def run_trident(options, arch, size, threads):
+    """(the ended run, what its steps were)."""
+    training = Training(options, {**model_settings(options, arch, size), "train.threads": threads})
+    rows = training.measured_rows()
+    training.end()
+    first_loss = training.rows()[0]["loss"]
+    head = training.text("err")
+    last = rows[-1]
+    peak_flops = 1e9 * float(head.split("; peak ")[1].split()[0])
+    return training, {"step_s": statistics.median(row["step_ms"] for row in rows) / 1e3,
+                      "parameters": int(head.split(" parameters,")[0].split()[-1]), "first_loss": first_loss,
+                      "flops_per_token": last["mfu"] * peak_flops / last["tokens_per_s"]}
+
+
+def wrong_first_losses(size, results):
+    """Says which of results (name: values) do not begin at the loss of an untrained model. Logits are sums of `hidden`
+    products of a normed activation and a weight of variance std^2, so about normal with variance hidden std^2, and the
+    mean log-sum-exp is ln(vocab) + half of it. The mean over N tokens scatters by sqrt(variance / N), of which five are
+    allowed, and 0.01 for the rest."""
+    s = SIZES[size]
+    variance = s["hidden"] * INIT_STD ** 2
+    expected = math.log(s["vocab"]) + variance / 2
+    allowed = 5 * math.sqrt(variance / (s["batch"] * s["seq_len"])) + 0.01
+    return [f"{name} begins at loss {result['first_loss']:.4f}, expected {expected:.4f} +- {allowed:.4f}"
+            for name, result in results.items() if not abs(result["first_loss"] - expected) <= allowed]

@@ -4,6 +4,7 @@
     scripts/bench/run.py                          all: about 20 minutes
     scripts/bench/run.py torch gpt tiny           the cases with all these words in their names
     scripts/bench/run.py --list                   their names
+    scripts/bench/run.py --llmc DIR               also beside llm.c, of which DIR is a checkout: some minutes more
 
 With --keep FILE the rounds are kept, and those of earlier calls count too, so that a long measurement can be made in
 short pieces; --rounds 0 then prints the table of what is there. What cannot be measured here is named, and the rest
@@ -16,13 +17,14 @@ import sys
 import tempfile
 
 import part_kernels
+import part_llmc
 import part_quickstart
 import part_scaling
 import part_torch
-from programs import ROOT, BenchError, openblas_environment
+from programs import ROOT, BenchError, LeftOut, openblas_environment
 from rounds import Book, print_table
 
-PARTS = (part_kernels, part_torch, part_scaling, part_quickstart)
+PARTS = (part_kernels, part_torch, part_llmc, part_scaling, part_quickstart)
 HEAD = ("case", "Trident", "beside", "result", "target", "met", "rounds")
 
 
@@ -33,9 +35,11 @@ def parse_options():
     parser.add_argument("--rounds", type=int, default=5, help="quiet rounds of a case, if a minute allows them")
     parser.add_argument("--keep", metavar="FILE", help="where rounds are kept")
     parser.add_argument("--python", default="/usr/bin/python3", help="interpreter that has PyTorch")
+    parser.add_argument("--llmc", metavar="DIR", help="checkout of llm.c")
     parser.add_argument("--list", action="store_true", help="names of the cases")
     options = parser.parse_args()
     options.build = os.path.abspath(options.build)
+    options.llmc = options.llmc and os.path.abspath(options.llmc)
     options.trident = os.path.join(options.build, "trident")
     if not os.access(options.trident, os.X_OK):
         parser.error(f"{options.trident} is not there: run make, or say --build DIRECTORY")
@@ -72,6 +76,8 @@ def measure(options, book):
                 part.prepare(options)
                 for case in cases:
                     book.measure(case, options.rounds, lambda n, part=part, case=case: part.one_round(options, case, n))
+        except LeftOut as why:
+            print(f"bench: {why}", flush=True)
         except BenchError as error:
             good = False
             print(f"bench: {', '.join(sorted({case.split()[0] for case in cases}))} not measured: {error}",
