@@ -482,6 +482,51 @@ START_TEST(positions_beyond_32_bits) {
 }
 END_TEST
 
+/* More windows than 2^31, and many epochs of them: sample numbers past 2^32. */
+START_TEST(samples_beyond_32_bits) {
+    enum { SEQ = 2 };
+    int64_t length = INT32_MAX, tokens = 3 * length, windows = (tokens - 1) / SEQ;
+    Pair p = {1, 3, 4, TOKEN_U16, {INT32_MAX, INT32_MAX, INT32_MAX}, {0, 2 * length, 4 * length}, {0, 1, 2, 3}, 0};
+    int64_t probes[] = {0, 1, INT64_C(1) << 30, INT32_MAX, INT64_C(1) << 31, windows - 1};
+    enum { PROBES = sizeof probes / sizeof probes[0] };
+    write_pair("big", &p, 3, 4);
+    ck_assert_int_eq(truncate(scratch("big.bin"), 2 * tokens), 0);
+    int fd = open(scratch("big.bin"), O_WRONLY);
+    for (int i = 0; i < PROBES; i++) {
+        uint16_t pair[] = {(uint16_t)(100 + i), (uint16_t)(200 + i)};
+        ck_assert_int_eq(pwrite(fd, pair, sizeof pair, 2 * SEQ * probes[i]), sizeof pair);
+    }
+    close(fd);
+    for (int shuffle = 0; shuffle < 2; shuffle++) {
+        DataOptions options = {.spec = scratch("big"),
+                               .seq_len = SEQ,
+                               .vocab = 1000,
+                               .seed = 7,
+                               .mask_documents = true,
+                               .shuffle = shuffle};
+        Error err;
+        DataSource *source = data_open(&options, &err);
+        ck_assert_msg(source != NULL, "%s", err.message);
+        ck_assert_int_eq(data_corpus_windows(source, 0), windows);
+        int32_t read[SEQ], targets[SEQ], positions[SEQ], starts[SEQ];
+        for (int64_t epoch = 0; epoch < 1 << 20; epoch = 3 * epoch + 1) {
+            for (int i = 0; i < PROBES; i++) {
+                int64_t k = epoch * windows + probes[i], drawn;
+                ck_assert_int_eq(data_sample(source, k, read, targets, positions, starts, &err), 0);
+                data_counters(source, k, &drawn);
+                ck_assert_int_eq(drawn, k);
+                if (shuffle) continue;
+                ck_assert_int_eq(read[0], 100 + i);
+                ck_assert_int_eq(read[1], 200 + i);
+                ck_assert_int_eq(targets[0], 200 + i);
+                ck_assert_int_eq(positions[0], 0);
+            }
+        }
+        data_close(source);
+    }
+}
+END_TEST
+
 START_TEST(document_index_against_a_plain_list) {
     seed_begin();
     for (int round = 0; round < 30; round++) {
@@ -536,6 +581,59 @@ START_TEST(empty_documents_anywhere) {
 }
 END_TEST
 
+/* Documents of no tokens: first, last, side by side, alone. */
+START_TEST(sequences_without_tokens) {
+    enum { SEQUENCES = 4, LENGTH = 3 };
+    for (int empty = 0; empty < 1 << SEQUENCES; empty++) {
+        Pair p = {.version = 1, .sequences = SEQUENCES, .entries = SEQUENCES + 1, .type = TOKEN_U16};
+        int64_t expected[SEQUENCES * LENGTH], n = 0; /* where each token's document begins */
+        char bytes[34 + 12 * SEQUENCES + 8 * (SEQUENCES + 1)] = "MMIDIDX\0", zeros[2 * SEQUENCES * LENGTH] = {0};
+        memcpy(bytes + 9, &p.version, 8);
+        bytes[17] = (char)p.type;
+        memcpy(bytes + 18, &p.sequences, 8);
+        memcpy(bytes + 26, &p.entries, 8);
+        for (int64_t s = 0; s <= SEQUENCES; s++) {
+            memcpy(bytes + 34 + 12 * SEQUENCES + 8 * s, &s, 8);
+            if (s == SEQUENCES) break;
+            int32_t length = empty >> s & 1 ? 0 : LENGTH;
+            int64_t pointer = 2 * n, start = n;
+            memcpy(bytes + 34 + 4 * s, &length, 4);
+            memcpy(bytes + 34 + 4 * SEQUENCES + 8 * s, &pointer, 8);
+            for (int i = 0; i < length; i++) expected[n++] = start;
+        }
+        scratch_write("gaps.idx", bytes, sizeof bytes);
+        scratch_write("gaps.bin", zeros, 2 * (size_t)n);
+        TokenFile *file = open_good(scratch("gaps"));
+        ck_assert_int_eq(token_file_tokens(file), n);
+        ck_assert_int_eq(token_file_documents(file), SEQUENCES);
+        int32_t tokens[SEQUENCES * LENGTH];
+        int64_t starts[SEQUENCES * LENGTH];
+        Error err;
+        ck_assert_int_eq(token_file_read(file, 0, n, 10, tokens, starts, &err), 0);
+        ck_assert_mem_eq(starts, expected, (size_t)n * sizeof *starts);
+        token_file_close(file);
+        DataOptions options = {.spec = scratch("gaps"), .seq_len = 2, .vocab = 10, .mask_documents = true};
+        DataSource *source = data_open(&options, &err);
+        if (n == 0) {
+            ck_assert_ptr_null(source);
+            ck_assert_contains(err.message, "has 0 tokens; with model.seq_len = 2 it needs at least 3");
+            continue;
+        }
+        ck_assert_int_eq(data_corpus_windows(source, 0), (n - 1) / 2);
+        for (int64_t w = 0; w < (n - 1) / 2; w++) {
+            int32_t targets[2], positions[2], doc_start[2];
+            ck_assert_int_eq(data_sample(source, w, tokens, targets, positions, doc_start, &err), 0);
+            for (int64_t i = 0; i < 2; i++) {
+                int64_t at = 2 * w + i;
+                ck_assert_int_eq(doc_start[i], expected[at] > 2 * w ? expected[at] - 2 * w : 0);
+                ck_assert_int_eq(targets[i], expected[at + 1] == at + 1 ? -1 : 0);
+            }
+        }
+        data_close(source);
+    }
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("token files");
     TCase *tests = tcase_create("token files");
@@ -554,8 +652,10 @@ int main(void) {
     tcase_add_test(tests, a_token_outside_the_vocabulary_is_located);
     tcase_add_test(tests, a_file_that_shrinks_is_an_error_not_a_signal);
     tcase_add_test(tests, positions_beyond_32_bits);
+    tcase_add_test(tests, samples_beyond_32_bits);
     tcase_add_test(tests, document_index_against_a_plain_list);
     tcase_add_test(tests, empty_documents_anywhere);
+    tcase_add_test(tests, sequences_without_tokens);
     suite_add_tcase(suite, tests);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);
