@@ -30,6 +30,29 @@ START_TEST(table_matches) {
 }
 END_TEST
 
+/* Contexts of 128k and large bases: angles near 131071 keep what the bound of the table leaves them, in every pair. */
+START_TEST(far_positions_match) {
+    enum { FAR = 131072, D = 128 };
+    static const double thetas[] = {10000.0, 500000.0};
+    for (int i = 1; i < 3; i++) {
+        DType dtype = test_paths[i].dtype;
+        void *table = xmalloc((uint64_t)FAR * D * dtype_size(dtype));
+        for (int n = 0; n < 2; n++) {
+            rope_table(table, FAR, D, thetas[n], dtype, NULL);
+            for (int64_t p = FAR - 1; p > 0; p -= 1 + p / 50) {
+                for (int64_t j = 0; j < D / 2; j++) {
+                    long double angle = (long double)p * powl(thetas[n], -2.0L * (long double)j / (long double)D);
+                    double bound = unit_roundoff(dtype) + 8.0 * 0x1p-53 * (1.0 + (double)angle);
+                    ck_assert(bounded_error(element(table, p * D + 2 * j, dtype), (double)cosl(angle), bound));
+                    ck_assert(bounded_error(element(table, p * D + 2 * j + 1, dtype), (double)sinl(angle), bound));
+                }
+            }
+        }
+        free(table);
+    }
+}
+END_TEST
+
 static void check_rotation(TestRandom *r, const TestPath *path, int64_t N, int64_t heads, int64_t D, int64_t gap) {
     DType dtype = path->dtype;
     int64_t ld = heads * D + gap, half = D / 2;
@@ -104,6 +127,7 @@ int main(void) {
     TCase *tcase = tcase_create("rope");
     tcase_set_timeout(tcase, 60);
     tcase_add_test(tcase, table_matches);
+    tcase_add_test(tcase, far_positions_match);
     tcase_add_test(tcase, rotation_matches_and_inverts);
     tcase_add_test(tcase, threads_do_not_change_bits);
     suite_add_tcase(suite, tcase);
