@@ -2,11 +2,12 @@
  *
  *     gcc -shared -fPIC -o slow_io.so tests/faults/slow_io.c
  *     LD_PRELOAD=./slow_io.so SLOW_BELOW=/checkpoints/ SLOW_MS=20 trident train ...
- * SLOW_BELOW: only calls on paths that contain this. SLOW_MS=N: opening and fsync take 0 to N ms each, as the
+ * SLOW_BELOW: only calls on paths that contain this. SLOW_MS=N: opening, fsync and mkdir take 0 to N ms each, as the
  * process number and a counter draw them; SLOW_AT=K: the K-th of these calls, from 1, takes N ms and the others
  * nothing; SLOW_STOP=1: in place of sleeping the process stops itself. SLOW_BEHIND=1: a directory that was just
  * made is said to exist already, and not to exist when it is looked at for the first time (what clients of one
- * file system with caches of their own see). SLOW_READS=FILE: the sizes of all reads, in the end, one a line. */
+ * file system with caches of their own see). SLOW_READS=FILE: the sizes of all reads, in the end, one a line.
+ * SLOW_SHORT=N: reads give at most N bytes, and every other one is interrupted first. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -78,6 +79,7 @@ int fsync(int fd) {
 static char unseen[4096]; /* the next look at it finds nothing */
 
 int mkdir(const char *path, mode_t mode) {
+    take_time(path);
     const int rc = (int)syscall(SYS_mkdirat, AT_FDCWD, path, mode);
     if (rc != 0 || !number("SLOW_BEHIND") || !concerns(path)) return rc;
     snprintf(unseen, sizeof unseen, "%s", path);
@@ -94,16 +96,26 @@ int stat(const char *restrict path, struct stat *restrict facts) {
     return (int)syscall(SYS_newfstatat, AT_FDCWD, path, facts, 0);
 }
 
-/* ---- sizes of reads ---- */
+/* ---- reads: short ones, and the sizes of all ---- */
 
 static FILE *reads;
 
+static bool interrupted(void) {
+    static _Thread_local bool again;
+    again = !again;
+    if (again) errno = EINTR;
+    return again;
+}
+
 ssize_t pread(int fd, void *to, size_t bytes, off_t offset) {
+    const long limit = number("SLOW_SHORT");
+    char path[4096] = "";
+    if (limit || getenv("SLOW_READS")) path_of(fd, path);
+    const bool here = path[0] && concerns(path);
+    if (here && limit && interrupted()) return -1;
+    if (here && limit && bytes > (size_t)limit) bytes = (size_t)limit;
     const ssize_t n = syscall(SYS_pread64, fd, to, bytes, offset);
-    char path[4096];
-    if (!getenv("SLOW_READS")) return n;
-    path_of(fd, path);
-    if (!concerns(path)) return n;
+    if (!here || !getenv("SLOW_READS")) return n;
     if (!reads) reads = fopen(getenv("SLOW_READS"), "ae");
     if (reads) fprintf(reads, "%zd\n", n);
     return n;

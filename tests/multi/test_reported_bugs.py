@@ -16,6 +16,8 @@ import time
 
 import pytest
 
+from test_bad_input import byte_letters
+from test_commands import read_tokens
 from test_resume import children_of, losses, shard_bytes, start_separate, wait_for_step
 from trident import (BASE, ROOT, TRIDENT, build_library, layout, make_corpus, metrics, overrides, run, write_config,
                      write_tokens)
@@ -78,7 +80,38 @@ def slow_io(tmp_path_factory):
     return build_library(tmp_path_factory.mktemp("slow"), "slow_io")
 
 
+@pytest.fixture(scope="module")
+def wrong_math(tmp_path_factory):
+    return build_library(tmp_path_factory.mktemp("wrong"), "wrong_math")
+
+
 # ---- data ----
+
+def test_ids_beyond_16_bits_are_written_as_they_are(tmp_path):
+    """Reported: a converter cast ids to 16 bits, and nearly half of a large vocabulary became other tokens. Here a
+    vocabulary of 65536 tokens is written in 16 bits and a larger one in 32, with ids on both sides of the border."""
+    letters = list(byte_letters().values())
+    others = iter(a + b + c for a in letters[100:] for b in letters[100:] for c in letters[100:])
+    for size, pairs in ((65536, {"qz": 65534}), (70002, {"qz": 65535, "zq": 65536, "xx": 70000})):
+        words = {**{word: i for i, word in enumerate(letters)}, **pairs, "<|endoftext|>": size - 1}
+        taken = set(words.values())
+        words |= {next(others): i for i in range(size) if i not in taken}
+        directory = tmp_path / str(size)
+        directory.mkdir()
+        (directory / "vocab.json").write_text(json.dumps(words))
+        (directory / "merges.txt").write_text("#version\n" + "".join(f"{w[0]} {w[1]}\n" for w in pairs))
+        (directory / "text.txt").write_text("".join(pairs) * 20)
+        run(["tokenize", "--tokenizer", ".", "--out", "corpus", "text.txt", "text.txt"], directory, check=0)
+        assert read_tokens(directory / "corpus") == [[*pairs.values()] * 20 + [size - 1]] * 2
+        assert (directory / "corpus.idx").read_bytes()[17] == (8 if size <= 65536 else 4)
+        # The last id is a token like any other to the run, and outside the next smaller vocabulary.
+        config = write_config(directory / "run.ini", settings(**{
+            "model.vocab": size, "model.hidden": 32, "model.heads": 2, "train.steps": 1, "train.global_batch": 2}))
+        run(["train", config], directory, check=0)
+        done = run(["train", config, *overrides({"model.vocab": size - 1, "checkpoint.dir": "none",
+                                                 "train.global_batch": 8})], directory, check=DATA)
+        assert f"is {size - 1}, outside the vocabulary of {size - 1}" in done.err
+
 
 @pytest.mark.parametrize("masked", ["no", "yes"])
 def test_small_data_read_many_times_goes_on_where_it_was(masked, tmp_path):
@@ -139,11 +172,12 @@ def test_ranks_with_other_data_are_refused(key, tmp_path):
     assert not (tmp_path / "saved").exists() and not (tmp_path / "0/run/log/metrics.jsonl").exists()
 
 
-def test_nothing_to_learn_from_is_an_error(tmp_path):
+@pytest.mark.parametrize("grid", [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2)])
+def test_nothing_to_learn_from_is_an_error(grid, tmp_path):
     """Reported: where every target was masked, the loss was divided by zero, and the weights became NaN or the run
     went on. Here such steps change nothing, the run ends after max_skipped of them, and eval says why."""
     write_tokens(tmp_path / "corpus", [i % 101 for i in range(2000)], [1] * 2000)
-    masked = {"data.mask_documents": "yes", "optimizer.max_skipped": 3, "data.valid": "corpus"}
+    masked = {"data.mask_documents": "yes", "optimizer.max_skipped": 3, "data.valid": "corpus", **layout(*grid)}
     done = trained(tmp_path, "run", check=NUMBERS, **masked)
     assert "3 steps in a row were skipped" in done.err and "0 unmasked tokens" in done.err
     assert steps_of(tmp_path) == []
@@ -213,6 +247,83 @@ def test_a_state_that_is_not_finite_is_never_saved(grid, corpus, tmp_path):
     newest = steps_of(tmp_path)[-1]
     run(["inspect", "run/checkpoints", "--verify"], tmp_path, check=0)
     trained(tmp_path, "run", **{**good, "train.steps": newest + 1, "optimizer.lr": 0})
+
+
+@pytest.mark.parametrize("grid, rank, calls", [((2, 1, 1), 1, (150000, 165000)), ((1, 2, 1), 0, (120000, 130000)),
+                                               ((1, 1, 2), 1, (150000, 165000))])
+def test_a_step_that_fails_on_one_rank_is_skipped_whole(grid, rank, calls, corpus, wrong_math, tmp_path):
+    """Reported: gradients that were not finite were dropped, but moments, counters and the schedule went on, or only
+    the rank that saw them skipped. Here one exponential on one rank is NaN: no bit of the state changes on any rank,
+    the next update has the rate that this one would have had, and a resumed run goes on in the same way."""
+    common = {"train.precision": "fp64", "train.steps": 9, "checkpoint.every": 1, "checkpoint.keep": 0, **layout(*grid)}
+    trained(tmp_path, "good", corpus=corpus, **{**common, "checkpoint.every": 0})
+    rates = {step: row["lr"] for step, row in metrics(tmp_path / "good/log").items()}
+    for call in calls:
+        name = f"at{call}"
+        config = write_config(tmp_path / f"{name}.ini", settings(corpus, name=name, **common))
+        bad = {"LD_PRELOAD": wrong_math, "WRONG_CALL": "exp", "WRONG_AT": str(call), "WRONG_VALUE": "nan"}
+        found = ended(start_separate(config, tmp_path, 2, free_port(), own={rank: bad}))
+        assert [status for status, _ in found] == [0, 0], found
+        rows = metrics(tmp_path / name / "log")
+        skipped = [step for step in rows if rows[step]["skipped"]][0]
+        assert 2 <= skipped <= 7 and all(rows[step]["skipped"] == (step >= skipped) for step in rows)
+        assert "skipped on all ranks" in "".join(text for _, text in found)
+        before, after = (shard_bytes(tmp_path / f"{name}/checkpoints/step-{s:08d}") for s in (skipped - 1, skipped))
+        assert before == after and after != shard_bytes(tmp_path / f"{name}/checkpoints/step-{skipped + 1:08d}")
+        assert {s: rows[s]["lr"] for s in rows} == {s: rates[s - (s > skipped)] for s in rows}
+        saved = f"checkpoints/step-{skipped:08d}"
+        shutil.copytree(tmp_path / name / saved, tmp_path / f"{name}on" / saved)
+        trained(tmp_path, f"{name}on", corpus=corpus, **common)
+        assert losses(tmp_path / f"{name}on/log") == {s: row for s, row in losses(tmp_path / name / "log").items()
+                                                      if s > skipped}
+
+
+@pytest.mark.parametrize("grid, group", [((2, 1, 1), "data"), ((1, 1, 2), "tensor"), ((1, 2, 1), "tied embedding")])
+def test_copies_that_drifted_apart_are_not_saved(grid, group, corpus, wrong_math, tmp_path):
+    """Reported: a copy of the embedding drifted from the other during training, and jumped back on resume. Here one
+    rank updates its copies by another bias correction: the next save finds it, names a tensor and both ranks, and the
+    checkpoint before stays the newest."""
+    config = write_config(tmp_path / "run.ini", settings(corpus, **layout(*grid), **{
+        "model.arch": "gpt", "model.tie_embeddings": "yes", "train.steps": 8, "checkpoint.every": 2}))
+    # gpt has no other calls of pow: two for each update, and this is the first one of the fourth.
+    bad = {"LD_PRELOAD": wrong_math, "WRONG_CALL": "pow", "WRONG_AT": "7", "WRONG_VALUE": "0.5"}
+    found = ended(start_separate(config, tmp_path, 2, free_port(), own={1: bad}))
+    text = "".join(t for _, t in found)
+    assert NUMBERS in {status for status, _ in found} <= {NUMBERS, PEER_LOST}, found
+    assert re.search(rf"\S+ differs between ranks 0 and 1 of the {group} group after step 4", text), text
+    assert group != "tied embedding" or "embed.weight differs" in text
+    assert steps_of(tmp_path) == [2]
+    run(["inspect", "run/checkpoints", "--verify"], tmp_path, check=0)
+
+
+@pytest.mark.parametrize("model", [
+    {"model.arch": "gpt", "model.kv_heads": 4, "model.ffn": 1024, "model.tie_embeddings": "yes"},
+    {"model.arch": "gpt", "model.kv_heads": 1, "model.ffn": 320, "model.tie_embeddings": "no"},
+    {"model.arch": "llama", "model.kv_heads": 4, "model.ffn": 704, "model.tie_embeddings": "no"},
+    {"model.arch": "llama", "model.kv_heads": 2, "model.ffn": 1600, "model.tie_embeddings": "yes"},
+    {"model.arch": "llama", "model.kv_heads": 1, "model.ffn": 96, "model.vocab": 3000},
+    {"model.arch": "llama", "model.kv_heads": 1, "model.ffn": 96, "model.seq_len": 512, "model.layers": 1}])
+def test_operations_a_token_are_those_that_are_done(model, tmp_path):
+    """Reported: throughput took it that the MLP is four times as wide as the model, or that all heads have keys and
+    values of their own. Here what the run reckons with is what its products multiply, and the lower half of attention,
+    counted query by query."""
+    make_corpus(tmp_path)
+    library, count = build_library(tmp_path, "count_products"), tmp_path / "count"
+    wanted = settings(**{"model.hidden": 256, "model.seq_len": 64, "train.precision": "fp64", "train.global_batch": 2,
+                         "checkpoint.every": 0, **model})
+    write_config(tmp_path / "run.ini", wanted)
+    counted = []
+    for steps in (1, 3):
+        done = run(["run.ini", *overrides({"train.steps": steps, "checkpoint.resume": "none"})], tmp_path, check=0,
+                   env={"LD_PRELOAD": library, "COUNT_PRODUCTS": str(count)})
+        counted.append(int(count.read_text()))
+    T, C, L = (wanted[f"model.{key}"] for key in ("seq_len", "hidden", "layers"))
+    pairs = sum(t + 1 for t in range(T))  # of query and key: two products forward, for scores and values, four backward
+    expected = (counted[1] - counted[0]) / (2 * 2 * T) + 3 * 2 * 2 * C * L * pairs / T
+    row = metrics(tmp_path / "run/log")[3]
+    peak = 1e9 * float(re.search(r"peak (\S+) GFLOP/s", done.err)[1])
+    # The peak is printed with a tenth of a GFLOP/s, and a query sees half a key more than half of them.
+    assert abs(row["mfu"] * peak / row["tokens_per_s"] / expected - 1) < 0.01
 
 
 @pytest.mark.parametrize("tensor", [1, 2, 4, 8])
@@ -294,6 +405,38 @@ def test_a_directory_that_another_client_has_just_made(corpus, slow_io, tmp_path
     text = tmp_path / "text.txt"
     text.write_text("abc")
     run(["tokenize", "--tokenizer", "bytes", "--out", f"{tmp_path}/new/deep", text], tmp_path, env=env, check=0)
+
+
+def test_a_directory_that_the_first_rank_makes_late(corpus, slow_io, tmp_path):
+    """Reported: ranks raced to make the directory of a step, or wrote into it before it was there. Here the first
+    rank takes its time for every directory, and the others wait."""
+    config = write_config(tmp_path / "run.ini", settings(corpus, **layout(4), **{"train.steps": 2,
+                                                                                 "checkpoint.every": 1}))
+    slow = {"LD_PRELOAD": slow_io, "SLOW_BELOW": "run/checkpoints", "SLOW_AT": "1", "SLOW_MS": "1500"}
+    late = {**slow, "SLOW_BELOW": "step-00000002"}
+    for own in (slow, late):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        start = time.time()
+        found = ended(start_separate(config, tmp_path, 4, free_port(), own={0: own}))
+        assert [status for status, _ in found] == [0] * 4, found
+        assert time.time() - start > 1.4, "nothing was slow"
+        assert steps_of(tmp_path)[-1] == 2
+        run(["inspect", "run/checkpoints", "--verify"], tmp_path, check=0)
+
+
+@pytest.mark.parametrize("limit", [1000, 4096])
+def test_reads_that_give_a_part(limit, corpus, slow_io, tmp_path):
+    """Reported: a request larger than the system serves at once was taken for done, and data was lost in silence. Here
+    reads of tokens and checkpoints that give a part, or are interrupted, change no bit."""
+    common = {"data.valid": corpus, "train.eval_every": 4, "train.steps": 8, **layout(2)}
+    trained(tmp_path, "whole", corpus=corpus, **common)
+    env = {"LD_PRELOAD": slow_io, "SLOW_BELOW": "/", "SLOW_SHORT": str(limit)}
+    trained(tmp_path, "short", corpus=corpus, env=env, **{**common, "train.steps": 4})
+    trained(tmp_path, "short", corpus=corpus, env=env, **common)
+    assert losses(tmp_path / "short/log") == losses(tmp_path / "whole/log")
+    last = "checkpoints/step-00000008"
+    assert shard_bytes(tmp_path / "short" / last) == shard_bytes(tmp_path / "whole" / last)
+    run(["inspect", "short/checkpoints", "--verify"], tmp_path, env=env, check=0)
 
 
 def small_disk(directory, size, script):
