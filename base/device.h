@@ -47,9 +47,6 @@ void event_record(Event *event, Stream *stream);
 void stream_wait_event(Stream *stream, Event *event);
 void event_sync(Event *event);
 
-/* So much work may be queued at once, on all streams together, without allocation. */
-void device_reserve(int n);
-
 void device_copy(void *to, const void *from, size_t bytes, Stream *stream);
 void device_zero(void *to, size_t bytes, Stream *stream);
 

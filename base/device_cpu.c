@@ -534,13 +534,6 @@ static Chore *chore_take(WorkState (*tick)(Work *work, BellId bell)) {
     return chore;
 }
 
-void device_reserve(int n) {
-    for (int i = 0; i < n; i++) {
-        Chore *chore = xcalloc(1, sizeof *chore);
-        chore_release(&chore->work);
-    }
-}
-
 /* The streams that it may wait for are of the same progress thread: nobody needs to ring. */
 static WorkState wait_tick(Work *work, BellId bell) {
     const Chore *chore = (const Chore *)work;

@@ -74,7 +74,7 @@ typedef struct {
 } Workspace;
 
 typedef struct {
-    Group *tensor, *pipeline, *data, *model, *world;
+    Group *tensor, *pipeline, *data, *world;
     Group *embedding;  /* first and last stage where both hold the tied embedding, else NULL */
     Group *kv_sharers; /* tensor ranks that hold the same key/value head, else NULL */
 } Groups;
