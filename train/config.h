@@ -1,4 +1,4 @@
-/* config.h - the run's settings. One table (config.c) parses, bounds, prints help, rejects unknown
+/* config.h - the run's settings. One table (config_table.c) parses, bounds, prints help, rejects unknown
  * keys, says what a resume may do with a changed value, and prints the resolved run. */
 #ifndef TRIDENT_TRAIN_CONFIG_H
 #define TRIDENT_TRAIN_CONFIG_H
@@ -97,6 +97,8 @@ void config_free(Config *config);
  * for each (free: nothing; warn: both values); refuse unless checkpoint.allow names the key. Number of
  * refusals, printed with both values to `errors`. section: only its keys, NULL: all. */
 int config_compare_resume(const Config *config, const char *old_text, const char *section, FILE *notes, FILE *errors);
+/* checkpoint.allow names it; name: "section.key". */
+bool config_allows(const Config *config, const char *name);
 
 /* `trident help [section | section.key]`: unit, default, bounds, choices. 0, or -1: no such key (the
  * nearest is named on errors). */

@@ -48,15 +48,13 @@ void config_print_equation(const Config *c, FILE *out) {
             c->total_steps, (double)c->global_batch * (double)c->seq_len * (double)c->total_steps);
 }
 
-static bool listed(const char *list, const char *section, const char *key) {
-    char *name = xasprintf("%s.%s", section, key);
-    char *copy = xstrdup(list), *rest = NULL;
+bool config_allows(const Config *config, const char *name) {
+    char *copy = xstrdup(config->checkpoint_allow), *rest = NULL;
     bool found = false;
     for (char *word = strtok_r(copy, ", \t\n", &rest); word; word = strtok_r(NULL, ", \t\n", &rest)) {
         found |= strcmp(word, name) == 0;
     }
     free(copy);
-    free(name);
     return found;
 }
 
@@ -64,7 +62,9 @@ static int compare_setting(const Config *config, const Config *old, const Settin
     char *now = setting_format(s, config), *before = setting_format(s, old);
     int refusals = 0;
     if (strcmp(now, before) != 0 && s->resume != RESUME_FREE) {
-        const bool allowed = listed(config->checkpoint_allow, s->section, s->key);
+        char *name = xasprintf("%s.%s", s->section, s->key);
+        const bool allowed = config_allows(config, name);
+        free(name);
         if (s->resume == RESUME_REFUSE && !allowed) {
             fprintf(errors, "%s.%s = %s, but the checkpoint was written with %s\n", s->section, s->key, now, before);
             refusals = 1;

@@ -96,18 +96,6 @@ static void restore_data(DataSource *source, const CheckpointState *state, const
     free(drawn);
 }
 
-static bool allowed(const Config *c, const char *key) {
-    const size_t length = strlen(key);
-    const char *p = c->checkpoint_allow ? c->checkpoint_allow : "";
-    while ((p = strstr(p, key)) != NULL) {
-        bool starts = p == c->checkpoint_allow || p[-1] == ',' || p[-1] == ' ';
-        bool ends = p[length] == 0 || p[length] == ',' || p[length] == ' ';
-        if (starts && ends) return true;
-        p += length;
-    }
-    return false;
-}
-
 /* Settings of the section (NULL: all) that may not differ and do. Rank 0 prints every difference that matters;
  * *differ (may be NULL): whether there is one. */
 static int count_refusals(const Trainer *t, const CheckpointState *state, const char *section, bool *differ) {
@@ -145,7 +133,7 @@ static void check_may_continue(const Trainer *t, const DataSource *source, const
                   step_dir);
         launch_die_together(&err);
     }
-    if (state->data_fingerprint != data_fingerprint(source) && !allowed(c, "data.train")) {
+    if (state->data_fingerprint != data_fingerprint(source) && !config_allows(c, "data.train")) {
         error_set(&err, EXIT_CHECKPOINT,
                   "the files of data.train = %s are not those that %s was trained on (fingerprint "
                   "%016" PRIx64 ", was %016" PRIx64 "); checkpoint.allow = data.train accepts that",
