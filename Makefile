@@ -42,9 +42,12 @@ $(BUILD)/lib$(1).a: $(call objects,$(1))
 endef
 $(foreach folder,$(FOLDERS),$(eval $(call folder_library,$(folder))))
 
-# Files named *_avx2.c and *_avx512.c are the only ones that may use these instructions.
+# Files named *_avx2.c and *_avx512.c are the only ones that may use these instructions; elsewhere they are empty, and
+# compilers refuse the flags.
+ifneq ($(filter x86_64%,$(shell $(CC) -dumpmachine)),)
 $(BUILD)/obj/%_avx2.o: override CFLAGS += -mavx2 -mfma
 $(BUILD)/obj/%_avx512.o: override CFLAGS += -mavx2 -mfma -mavx512f -mavx512vl -mavx512bw -mavx512dq
+endif
 $(BUILD)/obj/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
