@@ -9,7 +9,6 @@
 
 #include "base/check.h"
 #include "base/file.h"
-#include "base/log.h"
 #include "data/tokenizer.h"
 #include "train/run.h"
 
@@ -88,7 +87,6 @@ Launch *ranks_start(const Config *config) {
                                    .config_hash = XXH3_64bits_withSeed(text, strlen(text), program_hash())};
     free(text);
     Launch *launch = launch_start(&options);
-    log_set_rank(launch_rank(launch), "");
     if (launch_size(launch) != options.world_size) {
         die(EXIT_LAUNCH, "the launcher started %d ranks, but data x pipeline x tensor = %d x %d x %d = %d",
             launch_size(launch), config->data, config->pipeline, config->tensor, options.world_size);
