@@ -49,7 +49,7 @@ static char *columns(const Model *m, void *rows, int64_t first) {
     return (char *)rows + first * (int64_t)dtype_size(m->config->dtype);
 }
 
-static AttentionShape attention_shape(const Model *m, const Slot *slot) {
+AttentionShape model_attention_shape(const Model *m, const int32_t *doc_start) {
     const Dims *d = &m->dims;
     return (AttentionShape){.B = d->B,
                             .T = d->T,
@@ -60,7 +60,7 @@ static AttentionShape attention_shape(const Model *m, const Slot *slot) {
                             .ld_q = d->QKV_local,
                             .ld_kv = d->QKV_local,
                             .ld_out = d->H_local * d->D,
-                            .doc_start = m->config->mask_documents ? slot->doc_start : NULL};
+                            .doc_start = m->config->mask_documents ? doc_start : NULL};
 }
 
 /* Rotates queries and keys, which lie side by side, in one call. */
@@ -75,7 +75,7 @@ static void rotate(Model *m, void *qkv, const Slot *slot, bool inverse) {
 static const void *attention_half(Model *m, const BlockTensors *w, BlockActivations *a, const Slot *slot) {
     const Dims *d = &m->dims;
     const DType dtype = m->config->dtype;
-    const AttentionShape shape = attention_shape(m, slot);
+    const AttentionShape shape = model_attention_shape(m, slot->doc_start);
     const MatmulEpilogue bias = {.kind = EPILOGUE_BIAS, .bias = w->qkv_b};
     project(m, a->qkv, tensor_tokens(m, a->n1), w->qkv_w, d->C, d->QKV_local, w->qkv_b ? &bias : NULL);
     rotate(m, a->qkv, slot, false);
@@ -142,7 +142,7 @@ static void attention_half_backward(Model *m, const BlockTensors *w, const Block
                                     const Slot *slot, const void *x, void *dx) {
     const Dims *d = &m->dims;
     const DType dtype = m->config->dtype;
-    const AttentionShape shape = attention_shape(m, slot);
+    const AttentionShape shape = model_attention_shape(m, slot->doc_start);
     const int64_t heads = d->H_local * d->D, k = heads, v = heads + d->KV_local * d->D;
     if (dw->out_b) bias_backward(dw->out_b, dx, d->C, d->N_local, d->C, dtype, m->compute);
     const void *dout = tensor_tokens(m, dx);

@@ -13,6 +13,8 @@ void *tensor_sum(Model *model);
 const void *tensor_tokens(Model *model, const void *x);
 
 NormKind model_norm_kind(const Model *model);
+/* Of this rank's heads over a micro-batch. doc_start: (B, T) of its slot; NULL where only sizes matter. */
+AttentionShape model_attention_shape(const Model *model, const int32_t *doc_start);
 
 /* Piece input x, or what the block before left: x + delta + bias, kept in acts->x. Returns the delta of
  * this block's MLP, to be added by whoever comes next, together with the down bias. */

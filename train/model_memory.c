@@ -158,18 +158,6 @@ static void *take_work(Arena *arena, size_t bytes, const char *name) {
     return arena_take(arena, OWNER_WORKSPACE, "layer", bytes, "%s", name);
 }
 
-static AttentionShape attention_shape(const Dims *d) {
-    return (AttentionShape){.B = d->B,
-                            .T = d->T,
-                            .T_keys = d->T,
-                            .H = d->H_local,
-                            .KV = d->KV_local,
-                            .D = d->D,
-                            .ld_q = d->QKV_local,
-                            .ld_kv = d->QKV_local,
-                            .ld_out = d->H_local * d->D};
-}
-
 static void take_workspace(Model *m, Arena *arena, const Taker *t, bool training) {
     const Dims *d = &m->dims;
     const size_t e = t->element;
@@ -183,7 +171,7 @@ static void take_workspace(Model *m, Arena *arena, const Taker *t, bool training
     w->partial = take_work(arena, (size_t)(d->N * d->C) * e, "partial sums");
     if (m->config->arch == ARCH_LLAMA) w->rope = take_work(arena, (size_t)(d->T * d->D) * t->stat, "rope table");
     if (training) {
-        const AttentionShape shape = attention_shape(d);
+        const AttentionShape shape = model_attention_shape(m, NULL);
         const int64_t norm_bytes = norm_backward_workspace(model_norm_kind(m), d->N_local, d->C, m->config->dtype);
         const int64_t attention_bytes = attention_backward_workspace(&shape, m->config->dtype);
         /* Later stages make it where the stage before gets it from. */
