@@ -242,6 +242,9 @@ int command_generate(int argc, char **argv) {
     load_model(&g, &config, dir);
     Error err;
     const char *spec = option_value(&line, "--tokenizer");
+    if (!spec && !config.tokenizer[0]) {
+        die(EXIT_CONFIG, "%s: its config names no data.tokenizer; give --tokenizer bytes|DIR", dir);
+    }
     Tokenizer *tokenizer = tokenizer_open(spec ? spec : config.tokenizer, &err);
     if (!tokenizer) die_error(&err);
     if (tokenizer_vocab(tokenizer) > config.vocab) {
