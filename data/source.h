@@ -36,6 +36,8 @@ typedef struct {
     bool shuffle; /* false: samples in file order (validation, eval) */
 } DataOptions;
 
+/* Opens all files that spec names; options and spec stay the caller's. NULL with err: EXIT_CONFIG for the form of spec,
+ * EXIT_DATA for files. */
 DataSource *data_open(const DataOptions *options, Error *err);
 void data_close(DataSource *source);
 int64_t data_seq_len(const DataSource *source);

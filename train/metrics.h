@@ -25,8 +25,8 @@ typedef struct {
 /* dir is made; metrics.jsonl is cut back to rows of steps <= first_step (resume; written through a temporary
  * file and rename), and appended to. A new run (first_step 0) sets rows of an earlier one aside, as
  * metrics.N.jsonl. Rows hold loss and grad_norm so that they read back to the same
- * double. tty: NULL or the live line goes to standard error when that is a terminal, plain lines else,
- * one every log_every steps. NULL with err. */
+ * double. The live line goes to standard error where that is a terminal; else plain lines, one every log_every
+ * steps. NULL with err (EXIT_DATA). */
 Metrics *metrics_open(const char *dir, int64_t first_step, int64_t log_every, bool tensorboard, Error *err);
 void metrics_step(Metrics *metrics, const StepMetrics *row);
 /* A line of text that must not tear the live line (validation, saves). */

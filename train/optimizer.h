@@ -15,7 +15,9 @@ typedef struct {
     void *state[2];
 } Optimizer;
 
+/* config must outlive the optimizer. */
 void optimizer_init(Optimizer *optimizer, const Config *config);
+/* Takes the state from the arena: called twice, for the plan and for the memory. */
 void optimizer_take(Optimizer *optimizer, Arena *arena, const TensorTable *tensors);
 void optimizer_zero(Optimizer *optimizer, const TensorTable *tensors, Stream *stream);
 

@@ -34,7 +34,9 @@ typedef struct {
     int64_t step;         /* for the watchdog's phase */
 } Pipeline;
 
+/* All that is passed must outlive the pipeline. comm: NULL for one rank. lanes: (LANE_COUNT). */
 void pipeline_init(Pipeline *pipeline, Model *model, const Schedule *schedule, Comm *comm, Stream *const *lanes);
+/* Takes the buffers between stages from the arena: called twice, for the plan and for the memory. */
 void pipeline_take(Pipeline *pipeline, Arena *arena);
 void pipeline_free(Pipeline *pipeline);
 

@@ -13,7 +13,7 @@ typedef struct {
 } Prepared;
 
 /* Loads and resolves the config (world and vocabulary included). Prints all errors; dies with EXIT_CONFIG or
- * EXIT_DATA. with_data: opens data.train (when train is set) and data.valid where named. */
+ * EXIT_DATA. with_train: opens data.train, which must be set; with_valid: data.valid where it is. */
 void prepare(Prepared *prepared, const char *path, char *const *overrides, int n_overrides, bool with_train,
              bool with_valid);
 void prepared_free(Prepared *prepared);
