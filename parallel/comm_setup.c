@@ -130,7 +130,7 @@ static Hello receive_hello(int fd, int *fds, int n_fds, double deadline_s, const
     ssize_t n;
     do {
         double left_s = deadline_s - clock_s();
-        if (left_s <= 0) die(EXIT_HANG, "%s on this host did not open its shared memory in time", who);
+        if (left_s <= 0) die(EXIT_HANG, "%s on this host did not pass its shared memory in time", who);
         n = poll(&ready, 1, (int)(left_s * 1000) + 1) > 0 ? recvmsg(fd, &message, MSG_CMSG_CLOEXEC) : -1;
     } while (n < 0 && (errno == EINTR || errno == EAGAIN || !ready.revents));
     if (n <= 0) die(EXIT_PEER_LOST, "%s on this host is gone", who);
@@ -159,6 +159,14 @@ static void take_greeting(Comm *comm, int rank, const int fds[FDS_MAX]) {
     close(fds[0]);
 }
 
+/* "rank 3 and 2 more" of the higher ranks that have not called, of which so many are missing. */
+static void list_missing(const Comm *comm, bool local, int missing, char text[64]) {
+    int rank = comm->rank + 1;
+    while (comm->peers[rank].local != local || comm->peers[rank].socket >= 0 || comm->peers[rank].connection) rank++;
+    if (missing > 1) snprintf(text, 64, "rank %d and %d more", rank, missing - 1);
+    else snprintf(text, 64, "rank %d", rank);
+}
+
 /* Calls go to lower ranks: they are answered once the caller's greeting was read. */
 static void meet_local(Comm *comm, const Launch *launch, int listener) {
     double deadline_s = clock_s() + limit_s(comm);
@@ -176,8 +184,10 @@ static void meet_local(Comm *comm, const Launch *launch, int listener) {
         int fd = -1;
         while (fd < 0) {
             double left_s = deadline_s - clock_s();
-            if (left_s <= 0)
-                die(EXIT_HANG, "%d ranks of this host have not opened their shared memory in time", missing);
+            if (left_s <= 0) {
+                list_missing(comm, true, missing, who);
+                die(EXIT_HANG, "%s on this host did not open shared memory within %.0f s", who, limit_s(comm));
+            }
             if (poll(&ready, 1, (int)(left_s * 1000) + 1) > 0) fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
             if (fd < 0 || same_user(fd)) continue;
             close(fd);
@@ -229,7 +239,11 @@ static void meet_remote(Comm *comm, const Launch *launch, int listener, const Ca
     }
     for (; missing > 0; missing--) {
         int rank = -1, fd = launch_accept(launch, listener, &rank, deadline_s - clock_s());
-        if (fd < 0) die(EXIT_HANG, "%d ranks of other hosts have not connected within %.0f s", missing, limit_s(comm));
+        if (fd < 0) {
+            char who[64];
+            list_missing(comm, false, missing, who);
+            die(EXIT_HANG, "%s on other hosts did not connect within %.0f s", who, limit_s(comm));
+        }
         add_remote(comm, rank, fd);
     }
 }
