@@ -29,6 +29,9 @@ void kernels_init(int threads);
 int64_t kernels_prepare(DType dtype);
 /* "avx512", "avx2" or "portable": what runs now. */
 const char *kernels_path(void);
+/* What the bits of operations on that type depend on beside the machine's arithmetic: the path, and the versions of
+ * the libraries that it calls. Valid until the next call. */
+const char *kernels_numerics(DType dtype);
 /* For tests and benchmarks: the named path, or the best below it that the CPU has; NULL: no limit. */
 void kernels_limit_path(const char *path);
 /* Measured multiply-add peak of the threads given to kernels_init, in FLOP/s. Takes about 20 ms;

@@ -40,7 +40,7 @@ char *resume_find(const Trainer *t, const char *dir, const char *named) {
 /* What the rounding depends on, besides the grid and the settings that a resume warns of. Caller frees. */
 static char *numerics_text(const Trainer *t) {
     const Config *c = t->config;
-    return xasprintf("%s kernels, micro_batch %" PRId64 ", sequence parallelism %s, schedule %s", kernels_path(),
+    return xasprintf("%s, micro_batch %" PRId64 ", sequence parallelism %s, schedule %s", kernels_numerics(c->dtype),
                      c->micro_batch, c->sequence_parallel_on ? "on" : "off", schedule_kind_name(c->schedule));
 }
 

@@ -2,6 +2,8 @@
  * In: kernels_init once per process.  Out: answers for the operations.
  * Invariants: with one thread no other is made; which thread runs a chunk never shows in the result.
  * The values below are properties of the process, as the CPU itself is. */
+#include <gnu/libc-version.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -15,8 +17,8 @@
 
 /* Set by OpenBLAS builds with threads of their own; absent from the serial build and from other BLAS. */
 extern void openblas_set_num_threads(int threads) __attribute__((weak));
-/* OpenBLAS builds without threads share unlocked buffers between callers: two calls at once give wrong
- * numbers, seen with Debian's serial build. */
+/* Version, build and the CPU that its kernels are for. OpenBLAS builds without threads share unlocked buffers between
+ * callers: two calls at once give wrong numbers, seen with Debian's serial build. */
 extern char *openblas_get_config(void) __attribute__((weak));
 /* OpenBLAS's pool of work buffers: what is freed is kept for the next call. */
 extern void *blas_memory_alloc(int unused) __attribute__((weak));
@@ -110,6 +112,15 @@ bool kernels_avx2_chosen(void) { return !state.no_avx2 && cpu_has_avx2(); }
 bool kernels_avx512_chosen(void) { return !state.no_avx512 && kernels_avx2_chosen() && cpu_has_avx512(); }
 
 const char *kernels_path(void) { return kernels_avx512() ? "avx512" : kernels_avx2() ? "avx2" : "portable"; }
+
+const char *kernels_numerics(DType dtype) {
+    static char text[512];
+    const bool through_blas = dtype != DT_F32 || !kernels_avx2();
+    const char *blas = through_blas && openblas_get_config ? openblas_get_config() : "";
+    snprintf(text, sizeof text, "%s kernels, libm %s%s%s%s", kernels_path(), gnu_get_libc_version(),
+             through_blas ? ", " : "", blas, through_blas && !blas[0] ? "an unknown BLAS" : "");
+    return text;
+}
 
 void kernels_limit_path(const char *path) {
     const bool portable = path && strcmp(path, "portable") == 0, avx2 = path && strcmp(path, "avx2") == 0;

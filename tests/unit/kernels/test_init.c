@@ -6,6 +6,7 @@
 START_TEST(path_follows_the_cpu_and_can_be_limited) {
     kernels_limit_path("portable");
     ck_assert_str_eq(kernels_path(), "portable");
+    ck_assert(strncmp(kernels_numerics(DT_F32), "portable kernels, libm ", 23) == 0);
     kernels_limit_path(NULL);
 #if KERNELS_X86
     bool wide = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
