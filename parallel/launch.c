@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "base/cores.h"
 #include "base/log.h"
@@ -209,32 +210,88 @@ static void get_struct(Launch *launch, int rank, const char *key, void *to, size
 
 /* Rank 0: reads all cards; says in the plan what does not fit, with the ranks. */
 static void compare_cards(Launch *launch, const StoreCard *own, LaunchPlan *plan) {
-    int others = 0;
+    int others = 0, configs = 0, programs = 0;
     char list[512] = "";
     launch->hosts = xcalloc((uint64_t)launch->size, sizeof *launch->hosts);
     for (int r = 0; r < launch->size; r++) {
         StoreCard card;
         get_struct(launch, r, "launch.card", &card, offsetof(StoreCard, host), sizeof card);
         memcpy(launch->hosts[r], card.host, LAUNCH_HOST_MAX);
+        const bool other_config = card.config_hash != own->config_hash;
+        const bool other_program = card.program_hash != own->program_hash;
+        configs += other_config;
+        programs += other_program;
         if (card.world_size != own->world_size && !plan->refused) {
             plan->refused = true;
             snprintf(plan->text, sizeof plan->text, "rank %d (host %s, pid %d) has a world of %d ranks, rank 0 of %d",
                      r, card.host, card.pid, card.world_size, own->world_size);
-        } else if (card.config_hash != own->config_hash && ++others <= 4) {
+        } else if ((other_config || other_program) && ++others <= 4) {
             size_t used = strlen(list);
             snprintf(list + used, sizeof list - used, "%srank %d (host %.80s, pid %d)", used ? ", " : "", r, card.host,
                      card.pid);
         }
     }
-    if (others > 0 && !plan->refused) {
-        plan->refused = true;
-        snprintf(plan->text, sizeof plan->text, "%s%s: another config or executable than rank 0 has (host %s, pid %d)",
-                 list, others > 4 ? " and more" : "", own->host, own->pid);
-    }
+    if (others == 0 || plan->refused) return;
+    plan->refused = true;
+    snprintf(plan->text, sizeof plan->text, "%s%s: another %s than rank 0 has (host %s, pid %d)", list,
+             others > 4 ? " and more" : "",
+             !programs  ? "config"
+             : !configs ? "executable"
+                        : "config and executable",
+             own->host, own->pid);
 }
 
-static void exchange_cards(Launch *launch, uint64_t config_hash) {
-    StoreCard card = {.world_size = launch->size, .pid = (int32_t)getpid(), .config_hash = config_hash};
+/* The next line of *text, without white space before a comment or the end; *text moves behind it. Length in bytes. */
+static int next_line(const char **text, const char **line) {
+    const char *end = *text + strcspn(*text, "\n");
+    *line = *text;
+    *text = *end ? end + 1 : end;
+    int bytes = (int)strcspn(*line, "#\n");
+    while (bytes > 0 && (*line)[bytes - 1] == ' ') bytes--;
+    return bytes;
+}
+
+/* Adds to what is said the first line in which two configs differ, and the section it is in. */
+static void add_difference(char *said, size_t capacity, const char *mine, const char *first) {
+    const char *section = "", *line, *other;
+    int section_bytes = 0, bytes, other_bytes;
+    do {
+        if (!*mine || !*first) return;
+        bytes = next_line(&mine, &line);
+        other_bytes = next_line(&first, &other);
+        if (line[0] == '[') {
+            section = line;
+            section_bytes = bytes;
+        }
+    } while (bytes == other_bytes && memcmp(line, other, (size_t)bytes) == 0);
+    const size_t used = strlen(said);
+    snprintf(said + used, capacity - used, "; %.*s here: %.*s; on rank 0: %.*s", section_bytes, section, bytes, line,
+             other_bytes, other);
+}
+
+static void refuse_start(Launch *launch, const LaunchOptions *options, const StoreCard *own, LaunchPlan *plan) {
+    StoreCard first;
+    get_struct(launch, 0, "launch.card", &first, offsetof(StoreCard, host), sizeof first);
+    const bool other_config = own->config_hash != first.config_hash;
+    if (other_config && options->config_text) {
+        size_t bytes;
+        char *text = launch_get(launch, 0, "launch.config", &bytes);
+        if (bytes > 0 && text[bytes - 1] == 0)
+            add_difference(plan->text, sizeof plan->text, options->config_text, text);
+        free(text);
+    } else if (launch->prints_for_all && launch->rank != 0) {
+        _exit(EXIT_LAUNCH);
+    }
+    launch->all_know = true;
+    die(EXIT_LAUNCH, "%s", plan->text);
+}
+
+static void exchange_cards(Launch *launch, const LaunchOptions *options) {
+    const char *config = options->config_text ? options->config_text : "";
+    StoreCard card = {.world_size = launch->size,
+                      .pid = (int32_t)getpid(),
+                      .config_hash = XXH3_64bits(config, strlen(config)),
+                      .program_hash = options->program_hash};
     LaunchPlan plan = {.refused = false};
     memcpy(card.host, launch->host, sizeof card.host);
     launch_put(launch, "launch.card", &card, offsetof(StoreCard, host) + strlen(card.host) + 1);
@@ -242,13 +299,13 @@ static void exchange_cards(Launch *launch, uint64_t config_hash) {
     if (launch->rank == 0) {
         net_random(plan.secret, sizeof plan.secret);
         compare_cards(launch, &card, &plan);
-        if (!plan.refused) snprintf(plan.text, sizeof plan.text, "%s", launch->host);
+        if (plan.refused) launch_put(launch, "launch.config", config, strlen(config) + 1);
+        else snprintf(plan.text, sizeof plan.text, "%s", launch->host);
         launch_put(launch, "launch.plan", &plan, offsetof(LaunchPlan, text) + strlen(plan.text) + 1);
     }
     launch_fence(launch, "who is there");
     get_struct(launch, 0, "launch.plan", &plan, offsetof(LaunchPlan, text), sizeof plan);
-    if (plan.refused && launch->prints_for_all && launch->rank != 0) _exit(EXIT_LAUNCH);
-    if (plan.refused) die(EXIT_LAUNCH, "%s", plan.text);
+    if (plan.refused) refuse_start(launch, options, &card, &plan);
     memcpy(launch->secret, plan.secret, sizeof launch->secret);
     snprintf(launch->host_of_rank0, sizeof launch->host_of_rank0, "%.255s", plan.text);
 }
@@ -259,8 +316,9 @@ static void last_words(int status, const char *message) {
     if (launch->watch) {
         watch_last_words(launch, status, message);
     } else if (launch->store_state && launch->store->end_words) {
-        launch->store->end_words(launch, status, message);
+        launch->store->end_words(launch, status, launch->all_know ? NULL : message);
     }
+    if (!launch->watch && launch->launcher_linger) launch->launcher_linger(launch);
 }
 
 /* Rank 0 holds two connections a rank, the others a few. */
@@ -277,7 +335,7 @@ Launch *launch_start(const LaunchOptions *options) {
     launch->local_rank = -1;
     raise_descriptor_limit();
     if (env_has_ranks()) {
-        launch_env_start(launch, options->config_hash);
+        launch_env_start(launch);
     } else if (launch_env_text("PMI_FD")) {
         launch_pmi2_start(launch);
     } else {
@@ -297,7 +355,7 @@ Launch *launch_start(const LaunchOptions *options) {
     }
     hooked = launch;
     die_set_hook(last_words);
-    exchange_cards(launch, options->config_hash);
+    exchange_cards(launch, options);
     return launch;
 }
 

@@ -16,9 +16,11 @@
 typedef struct Launch Launch;
 
 typedef struct {
-    int world_size;       /* from the config; 0: not known (takes what the launcher says, else 1) */
-    double timeout_s;     /* for every wait at start-up */
-    uint64_t config_hash; /* ranks that run another config or executable are refused by name */
+    int world_size;   /* from the config; 0: not known (takes what the launcher says, else 1) */
+    double timeout_s; /* for every wait at start-up */
+    /* Ranks with another config (lines of text; NULL: none) or of another executable are refused by name. */
+    const char *config_text;
+    uint64_t program_hash;
 } LaunchOptions;
 
 /* What the environment says, without starting anything: the world size of the launcher, or 0. */

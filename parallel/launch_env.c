@@ -24,6 +24,7 @@
 
 enum { MASTER_PORT_DEFAULT = 29500, HOST_CHARS_MAX = 200 };
 static const double bind_patience_s = 10.0; /* a job that was just killed may still hold the port */
+static const time_t linger_s = 1;
 static const double try_s = 5.0, pause_min_s = 0.005, pause_max_s = 0.25, message_every_s = 5.0;
 
 /* Rank 0's server. */
@@ -175,6 +176,16 @@ static void env_finish(Launch *launch) {
     launch->launcher_state = NULL;
 }
 
+/* The others read why the start ends before their connections do. Also called by a thread that is not the main one. */
+static void env_linger(Launch *launch) {
+    EnvServer *env = launch->launcher_state;
+    struct timespec at;
+    if (!env || pthread_equal(env->thread, pthread_self())) return;
+    clock_gettime(CLOCK_REALTIME, &at);
+    at.tv_sec += linger_s;
+    pthread_timedjoin_np(env->thread, NULL, &at);
+}
+
 static const char *required_host(void) {
     const char *host = launch_env_text("MASTER_ADDR");
     if (!host) {
@@ -187,7 +198,7 @@ static const char *required_host(void) {
     return host;
 }
 
-void launch_env_start(Launch *launch, uint64_t config_hash) {
+void launch_env_start(Launch *launch) {
     int size = (int)launch_env_number("WORLD_SIZE", getenv("WORLD_SIZE"), 1, LAUNCH_RANKS_MAX);
     int rank = (int)launch_env_number("RANK", getenv("RANK"), 0, size - 1);
     const char *local = launch_env_text("LOCAL_RANK"), *port_text = launch_env_text("MASTER_PORT");
@@ -207,13 +218,14 @@ void launch_env_start(Launch *launch, uint64_t config_hash) {
     launch->loopback_only = strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0;
     launch->store = &store_client;
 
-    StoreCard card = {.world_size = size, .pid = (int32_t)getpid(), .config_hash = config_hash};
+    StoreCard card = {.world_size = size, .pid = (int32_t)getpid()};
     memcpy(card.host, launch->host, sizeof card.host);
     int fd;
     if (rank == 0) {
         warn_where_master_is_not_here(host);
         launch->launcher_state = env_server_start(launch, &card, port, &fd);
         launch->launcher_finish = env_finish;
+        launch->launcher_linger = env_linger;
         snprintf(launch->own_address, sizeof launch->own_address, "%s", host);
         launch->store_state = store_client_create(fd);
     } else {

@@ -32,7 +32,8 @@ typedef struct {
     void (*fence)(Launch *launch, const char *what);
     /* Dies where the store knows that a rank is lost; NULL where it cannot know. For waits at start-up. */
     void (*check)(Launch *launch);
-    /* Last words of this rank before it dies; NULL where the store cannot carry them. */
+    /* Last words of this rank before it dies (message NULL: the others know them); NULL where the store cannot carry
+     * them. */
     void (*end_words)(Launch *launch, int status, const char *message);
     /* Orderly goodbye; frees the state. */
     void (*finish)(Launch *launch);
@@ -57,6 +58,9 @@ struct Launch {
     void *store_state;
     void *launcher_state; /* what the launcher keeps besides, and what ends it; NULL: nothing */
     void (*launcher_finish)(Launch *launch);
+    /* Where this process dies during the start: lets its server tell the others why. NULL: it has none. */
+    void (*launcher_linger)(Launch *launch);
+    bool all_know;     /* why this process dies */
     LaunchCores cores; /* all 0: not asked yet */
     Door *doors;       /* listeners with their unfinished handshakes */
     Watch *watch;
@@ -80,7 +84,7 @@ void launch_use_single_store(Launch *launch);
 
 /* ---- launch_local.c, launch_env.c, launch_pmi2.c: fill rank, size, kind, store ---- */
 void launch_local_start(Launch *launch, int ranks);
-void launch_env_start(Launch *launch, uint64_t config_hash);
+void launch_env_start(Launch *launch);
 void launch_pmi2_start(Launch *launch);
 
 /* ---- launch_store.c ---- */
@@ -95,7 +99,7 @@ void store_table_free(StoreTable *table);
 /* What a rank says of itself when it joins over TCP. */
 typedef struct {
     int32_t world_size, pid;
-    uint64_t config_hash;
+    uint64_t config_hash, program_hash; /* of LaunchOptions */
     char host[LAUNCH_HOST_MAX];
 } StoreCard;
 

@@ -547,13 +547,15 @@ void store_client_join(Launch *launch, const StoreCard *card) {
 /* Called by a dying process, perhaps not by the main thread: writes at once, waits for nothing. */
 static void client_end_words(Launch *launch, int status, const char *message) {
     const StoreEnd *end = launch->store_state;
-    size_t bytes = strlen(message);
-    StoreHeader header = {.kind = STORE_LAST_WORDS, .rank = launch->rank, .status = status, .bytes = bytes};
+    size_t bytes = message ? strlen(message) : 0;
+    StoreHeader header = {
+        .kind = message ? STORE_LAST_WORDS : STORE_BYE, .rank = launch->rank, .status = status, .bytes = bytes};
     uint8_t whole[sizeof header + LAUNCH_TEXT_MAX];
     if (bytes > LAUNCH_TEXT_MAX) header.bytes = bytes = LAUNCH_TEXT_MAX;
     memcpy(whole, &header, sizeof header);
-    memcpy(whole + sizeof header, message, bytes);
+    if (bytes) memcpy(whole + sizeof header, message, bytes);
     net_write(end->fd, whole, sizeof header + bytes, clock_s() + 0.2);
+    shutdown(end->fd, SHUT_WR);
 }
 
 static void client_check(Launch *launch) {

@@ -84,9 +84,10 @@ Launch *ranks_start(const Config *config) {
     char *text = config_text(config);
     const LaunchOptions options = {.world_size = config->data * config->pipeline * config->tensor,
                                    .timeout_s = config->timeout_s,
-                                   .config_hash = XXH3_64bits_withSeed(text, strlen(text), program_hash())};
-    free(text);
+                                   .config_text = text,
+                                   .program_hash = program_hash()};
     Launch *launch = launch_start(&options);
+    free(text);
     if (launch_size(launch) != options.world_size) {
         die(EXIT_LAUNCH, "the launcher started %d ranks, but data x pipeline x tensor = %d x %d x %d = %d",
             launch_size(launch), config->data, config->pipeline, config->tensor, options.world_size);

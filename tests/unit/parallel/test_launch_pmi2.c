@@ -11,7 +11,8 @@ typedef struct {
     int ends[RANKS][2];
     double timeout_s;
     int config_world;
-    uint64_t hash_of_last;
+    bool other_config; /* of the last rank */
+    uint64_t other_program;
     int value_bytes;
     int leaves; /* this rank ends after init; -1: none */
     bool missing_key;
@@ -74,8 +75,12 @@ static int rank_body(int index, void *context) {
         setenv("SLURM_STEP_ID", "0", 1);
         setenv("SLURM_STEP_NUM_TASKS", scene->step_tasks, 1);
     }
-    LaunchOptions options = {.timeout_s = scene->timeout_s, .world_size = scene->config_world, .config_hash = 5};
-    if (index == scene->server.ranks - 1) options.config_hash += scene->hash_of_last;
+    LaunchOptions options = {.timeout_s = scene->timeout_s, .world_size = scene->config_world};
+    options.config_text = "[a]\nb = 1 # here\nc = 2\n\n[d]\ne = 3\n";
+    if (index == scene->server.ranks - 1 && scene->other_config) {
+        options.config_text = "[a]\nb = 1 # there\nc = 2\n\n[d]\ne = 4\n";
+    }
+    if (index == scene->server.ranks - 1) options.program_hash = scene->other_program;
     Launch *launch = launch_start(&options);
     bool right = launch_size(launch) == scene->server.ranks && launch_rank(launch) == index &&
                  strcmp(launch_kind(launch), "pmi2") == 0 && launch_local_rank(launch) == index &&
@@ -271,11 +276,18 @@ START_TEST(disagreements_are_refused) {
     check_all(&all, EXIT_LAUNCH, "the config asks for 8 ranks, but the launcher (pmi2) started 3");
 
     scene = plain_scene();
-    scene.hash_of_last = 1;
+    scene.other_config = true;
     play(&scene, &all, 20);
     check_all(&all, EXIT_LAUNCH, NULL);
     CHECK_SAYS(&all.process[0], "rank 2 (host n1, pid");
-    CHECK_SAYS(&all.process[0], "another config or executable than rank 0");
+    CHECK_SAYS(&all.process[0], "another config than rank 0");
+    CHECK_SAYS(&all.process[2], "[d] here: e = 4; on rank 0: e = 3");
+
+    scene = plain_scene();
+    scene.other_program = 1;
+    play(&scene, &all, 20);
+    check_all(&all, EXIT_LAUNCH, NULL);
+    CHECK_SAYS(&all.process[0], "another executable than rank 0");
 }
 END_TEST
 
