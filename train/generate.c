@@ -136,8 +136,9 @@ static int32_t sample(Generator *g, const Sampling *s, uint64_t draw) {
 static void append(Generator *g, int32_t token) {
     const int64_t T = g->trainer.config->seq_len;
     if (g->n_context == T) {
-        g->n_context = T - T / 2;
-        memmove(g->context, g->context + T / 2, (size_t)g->n_context * sizeof *g->context);
+        const int64_t dropped = max_i64(T / 2, 1); /* a context of one token keeps nothing */
+        g->n_context = T - dropped;
+        memmove(g->context, g->context + dropped, (size_t)g->n_context * sizeof *g->context);
         g->filled = 0;
     }
     g->context[g->n_context++] = token;

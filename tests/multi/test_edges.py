@@ -1,0 +1,43 @@
+"""What broke when somebody tried: the edges of what settings, limits and inputs may be."""
+import json
+import os
+import pathlib
+import resource
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+from test_resume import wait_for_step
+from trident import BASE, TRIDENT, layout, make_corpus, metrics, run, write_config
+
+CONFIG, DATA, LAUNCH, CHECKPOINT, STOPPED = 2, 3, 4, 7, 75
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return make_corpus(tmp_path_factory.mktemp("edges"))
+
+
+def write(directory, name, corpus, **changes):
+    return write_config(directory / f"{name}.ini", {
+        **BASE, "model.layers": 2, "data.train": corpus, "train.threads": 1, "train.steps": 4,
+        "checkpoint.dir": "saved", "log.dir": "log", **changes})
+
+
+def copy_corpus(corpus, prefix):
+    prefix.parent.mkdir(exist_ok=True)
+    for end in (".bin", ".idx"):
+        shutil.copy(corpus + end, f"{prefix}{end}")
+
+
+def manifest(directory, step):
+    return json.loads((directory / f"saved/step-{step:08d}/manifest.json").read_text())
+
+
+def test_generate_with_a_context_of_one_token(corpus, tmp_path):
+    run(["train", write(tmp_path, "run", corpus, **{"model.seq_len": 1, "model.vocab": 257})], tmp_path, check=0)
+    done = run(["generate", "--checkpoint", "saved", "--tokenizer", "bytes", "--prompt", "several", "--tokens", 300],
+               tmp_path, check=0)
+    assert done.out.startswith("several")
