@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -164,6 +165,17 @@ static int directory_usable(const char *dir, Error *err) {
     return error_set(err, EXIT_CHECKPOINT, "checkpoint.dir = %s: cannot write there: %s", dir, strerror(errno));
 }
 
+/* Two runs in one directory would remove one another's files. The directory stays open, and with it the lock, until
+ * this process ends, however it ends. Some network file systems have no locks; then that is the user's own care. */
+static int directory_lock(const char *dir, Error *err) {
+    const int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 0;
+    close(fd);
+    return error_set(err, EXIT_CHECKPOINT,
+                     "checkpoint.dir = %s: another run is writing there; wait for its end, or choose another directory",
+                     dir);
+}
+
 /* Another host of a shared file system may see a new file a little later. */
 static bool file_appears(const char *path) {
     enum { TRIES = 500 };
@@ -210,6 +222,7 @@ int preflight_disk(const Trainer *t, Error *err) {
     int rc = 0;
     if (t->grid.rank == 0) {
         rc = directory_usable(t->config->checkpoint_dir, err);
+        if (rc == 0) rc = directory_lock(t->config->checkpoint_dir, err);
         if (rc == 0) warn_of_little_room(t);
     }
     if (comm_agree(t->groups.world, rc, err) != 0) return -1;

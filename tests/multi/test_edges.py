@@ -41,3 +41,19 @@ def test_generate_with_a_context_of_one_token(corpus, tmp_path):
     done = run(["generate", "--checkpoint", "saved", "--tokenizer", "bytes", "--prompt", "several", "--tokens", 300],
                tmp_path, check=0)
     assert done.out.startswith("several")
+
+
+def test_second_run_in_one_directory_is_refused(corpus, tmp_path):
+    """It would cut back the first one's metrics and remove its checkpoints."""
+    steps = {"train.steps": 100000, "checkpoint.every": 50, "optimizer.decay": "constant"}
+    config = write(tmp_path, "run", corpus, **steps)
+    first = subprocess.Popen([TRIDENT, "train", str(config)], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    wait_for_step(tmp_path / "log", 60)
+    second = run(["train", config], tmp_path, check=CHECKPOINT)
+    assert "another run is writing there" in second.err
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(timeout=60) == STOPPED
+    rows = metrics(tmp_path / "log")
+    assert sorted(rows) == list(range(1, max(rows) + 1))
+    assert (tmp_path / f"saved/step-{max(rows):08d}/manifest.json").exists()
+    run(["train", write(tmp_path, "run", corpus, **{**steps, "train.steps": max(rows) + 1})], tmp_path, check=0)
