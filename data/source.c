@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <xxhash.h>
 
 #include "base/log.h"
@@ -38,6 +39,13 @@ struct DataSource {
     int64_t first_sample;
 };
 
+/* However the two were named. */
+static bool same_file(const TokenFile *a, const TokenFile *b) {
+    struct stat x, y;
+    return fstat(a->segments[0].fd, &x) == 0 && fstat(b->segments[0].fd, &y) == 0 && x.st_dev == y.st_dev &&
+           x.st_ino == y.st_ino;
+}
+
 static int corpus_open(Corpus *corpus, int number, BlendEntry *entry, const DataOptions *options, Error *err) {
     corpus->path = xstrdup(entry->path);
     corpus->file = token_file_open(entry->path, err);
@@ -47,6 +55,14 @@ static int corpus_open(Corpus *corpus, int number, BlendEntry *entry, const Data
         return error_set(err, EXIT_DATA,
                          "%s: has %" PRId64 " tokens; with model.seq_len = %" PRId64 " it needs at least %" PRId64,
                          entry->path, tokens, options->seq_len, options->seq_len + 1);
+    }
+    for (const Corpus *other = corpus - number; other < corpus; other++) {
+        if (!same_file(other->file, corpus->file)) continue;
+        return error_set(
+            err, EXIT_CONFIG,
+            "data: %s and %s are the same file; its samples would be drawn twice an epoch: add the weights "
+            "up instead",
+            other->path, corpus->path);
     }
     corpus->windows = (tokens - 1) / options->seq_len;
     char name[64];
@@ -111,6 +127,11 @@ int64_t data_corpus_tokens(const DataSource *source, int corpus) {
 }
 
 int64_t data_corpus_windows(const DataSource *source, int corpus) { return corpus_at(source, corpus)->windows; }
+
+int32_t data_corpus_weight(const DataSource *source, int corpus) {
+    REQUIRE(corpus >= 0 && corpus < source->n_corpora);
+    return source->blend.weight[corpus];
+}
 
 uint64_t data_fingerprint(const DataSource *source) {
     uint64_t hash = 0;

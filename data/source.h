@@ -46,6 +46,8 @@ const char *data_corpus_path(const DataSource *source, int corpus);
 int64_t data_corpus_tokens(const DataSource *source, int corpus);
 /* Windows of seq_len + 1 tokens that one epoch of the corpus has. */
 int64_t data_corpus_windows(const DataSource *source, int corpus);
+/* How often each period of the blend draws from it; 0: never. */
+int32_t data_corpus_weight(const DataSource *source, int corpus);
 /* XXH3 over the corpora's names, sizes and headers: a resume with other data is noticed. */
 uint64_t data_fingerprint(const DataSource *source);
 /* What the weights mean for this many samples: tokens and epochs per corpus, printed at start. */

@@ -97,6 +97,7 @@ static int run_eval(Prepared *p, Launch *launch, const char *checkpoint) {
     Error err;
     trainer_require(&trainer, preflight_data(&trainer, p->valid, "data.valid", c->valid_data, &err), &err);
     const int64_t step = load_weights(&trainer, checkpoint), windows = source_windows(p->valid);
+    if (trainer.grid.rank == 0) warn_of_repeats(p->valid, windows);
     const Evaluation e = evaluate_windows(&trainer, p->valid, windows, NULL);
     if (e.tokens == 0) {
         error_set(&err, EXIT_DATA,

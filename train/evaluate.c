@@ -3,15 +3,33 @@
  * Invariant: the result does not depend on the layout, but for rounding. */
 #include "train/evaluate.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
+#include "base/log.h"
 
 int64_t source_windows(const DataSource *source) {
     int64_t windows = 0;
-    for (int i = 0; i < data_corpora(source); i++) windows += data_corpus_windows(source, i);
+    for (int i = 0; i < data_corpora(source); i++) {
+        if (data_corpus_weight(source, i) > 0) windows += data_corpus_windows(source, i);
+    }
     return windows;
+}
+
+void warn_of_repeats(const DataSource *source, int64_t windows) {
+    int64_t *drawn = xcalloc((uint64_t)data_corpora(source), sizeof *drawn);
+    data_counters(source, windows, drawn);
+    for (int i = 0; i < data_corpora(source); i++) {
+        /* Where sizes are the weights, rounding may read one window more. */
+        if (drawn[i] <= data_corpus_windows(source, i) + 1) continue;
+        log_warn(LOG_DATA,
+                 "data.valid: by its weight, %s is read %.3g times in an evaluation of %" PRId64 " windows; without "
+                 "weights each corpus counts by its size",
+                 data_corpus_path(source, i), (double)drawn[i] / (double)data_corpus_windows(source, i), windows);
+    }
+    free(drawn);
 }
 
 typedef struct {

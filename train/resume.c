@@ -67,18 +67,34 @@ static const char *file_name(const char *path) {
     return slash ? slash + 1 : path;
 }
 
-/* What was drawn of the corpus with this path, else (its folder has moved) of one with its name; 0: it is new. */
-static int64_t drawn_of_path(const json_t *corpora, const char *path) {
-    for (int by_name = 0; by_name < 2; by_name++) {
-        size_t i;
-        json_t *corpus;
-        json_array_foreach(corpora, i, corpus) {
-            const char *old = json_string_value(json_object_get(corpus, "path"));
-            if (!old || strcmp(by_name ? file_name(old) : old, by_name ? file_name(path) : path) != 0) continue;
-            return json_integer_value(json_object_get(corpus, "drawn"));
-        }
+static bool has_corpus(const DataSource *source, const char *path) {
+    for (int i = 0; i < data_corpora(source); i++) {
+        if (strcmp(data_corpus_path(source, i), path) == 0) return true;
     }
-    return 0;
+    return false;
+}
+
+/* What was drawn of the corpus with this path, else (its folder has moved) of the one with its name that is no
+ * longer there under its own path; 0: it is new. en/text may not stand for a new de/text beside it. */
+static int64_t drawn_of_path(const json_t *corpora, const DataSource *source, const char *path) {
+    size_t i;
+    json_t *corpus, *moved = NULL;
+    int of_name = 0;
+    json_array_foreach(corpora, i, corpus) {
+        const char *old = json_string_value(json_object_get(corpus, "path"));
+        if (!old) continue;
+        if (strcmp(old, path) == 0) return json_integer_value(json_object_get(corpus, "drawn"));
+        if (strcmp(file_name(old), file_name(path)) != 0 || has_corpus(source, old)) continue;
+        moved = corpus;
+        of_name++;
+    }
+    if (of_name > 1) {
+        log_warn(LOG_CKPT,
+                 "%s: %d corpora of before have this name, and which of them it is cannot be told: it is "
+                 "read from its beginning",
+                 path, of_name);
+    }
+    return of_name == 1 ? json_integer_value(json_object_get(moved, "drawn")) : 0;
 }
 
 /* Each corpus goes on behind what was already drawn from it, so that nothing repeats. Where the mix is the one
@@ -90,7 +106,7 @@ static void restore_data(DataSource *source, const CheckpointState *state, const
     const bool same = state->data_fingerprint == data_fingerprint(source) && state->n_corpora == n;
     int64_t *drawn = xcalloc((uint64_t)n, sizeof *drawn);
     for (int i = 0; i < n; i++) {
-        drawn[i] = same ? state->corpus_counters[i] : drawn_of_path(corpora, data_corpus_path(source, i));
+        drawn[i] = same ? state->corpus_counters[i] : drawn_of_path(corpora, source, data_corpus_path(source, i));
     }
     data_set_base(source, state->samples, drawn);
     free(drawn);

@@ -102,7 +102,19 @@ static void print_start(const Run *run, int threads) {
              arena_owner_bytes(&t->arena, OWNER_WORKSPACE), arena_owner_bytes(&t->arena, OWNER_DATA));
     log_info(LOG_TRAIN, "sequence parallelism %s; no dropout; peak %.1f GFLOP/s measured, %.3f GFLOP a token",
              c->sequence_parallel_on ? "on" : "off", run->peak_flops * 1e-9, model_flops_per_token(c) * 1e-9);
-    data_print(run->prepared->train, c->total_steps * c->global_batch);
+}
+
+/* After the resume, which says where in its corpora the run is. */
+static void print_data(const Run *run) {
+    const Trainer *t = &run->trainer;
+    const Config *c = t->config;
+    if (t->grid.rank != 0) return;
+    data_print(run->prepared->train, t->samples + max_i64(c->total_steps - t->step, 0) * c->global_batch);
+}
+
+static int64_t windows_to_evaluate(const Run *run) {
+    const Config *c = run->trainer.config;
+    return min_i64(c->eval_batches * c->global_batch, source_windows(run->prepared->valid));
 }
 
 /* What would spoil the run, found before anything of it is written. */
@@ -114,6 +126,7 @@ static void look_ahead(Run *run) {
     trainer_require(t, preflight_data(t, p->train, "data.train", c->train_data, &err), &err);
     if (p->valid) trainer_require(t, preflight_data(t, p->valid, "data.valid", c->valid_data, &err), &err);
     trainer_require(t, preflight_disk(t, &err), &err);
+    if (c->eval_every && t->grid.rank == 0) warn_of_repeats(p->valid, windows_to_evaluate(run));
 }
 
 static void open_metrics(Run *run) {
@@ -147,14 +160,16 @@ static void save(Run *run) {
 
 static bool asked_to_stop(void) { return stop_signal != 0; }
 
-static Evaluation evaluate(Run *run) {
+static bool evaluation_due(const Run *run) {
     const Config *c = run->trainer.config;
     const Trainer *t = &run->trainer;
-    const Evaluation none = {.loss = NAN};
-    if (!run->prepared->valid || !c->eval_every) return none;
-    if (t->step % c->eval_every != 0 && t->step != c->total_steps) return none;
-    const int64_t windows = min_i64(c->eval_batches * c->global_batch, source_windows(run->prepared->valid));
-    return evaluate_windows(&run->trainer, run->prepared->valid, windows, asked_to_stop);
+    if (!run->prepared->valid || !c->eval_every) return false;
+    return t->step % c->eval_every == 0 || t->step == c->total_steps;
+}
+
+static Evaluation evaluate(Run *run) {
+    if (!evaluation_due(run)) return (Evaluation){.loss = NAN};
+    return evaluate_windows(&run->trainer, run->prepared->valid, windows_to_evaluate(run), asked_to_stop);
 }
 
 /* A step that changed nothing: says so, and stops the run where that goes on and on. */
@@ -212,6 +227,11 @@ static bool run_one_step(Run *run, const BatchSource *source) {
     const bool stop = r.stop || e.stopped;
     const bool due = c->checkpoint_every && t->step % c->checkpoint_every == 0;
     launch_watch_deadline(0.0);
+    if (stop && isnan(e.loss) && evaluation_due(run)) {
+        char *text = xasprintf("asked to stop: the validation loss of step %" PRId64 " is left out", t->step);
+        note(run, text);
+        free(text);
+    }
     if (stop || due || t->step == c->total_steps) save(run);
     return stop && t->step < c->total_steps;
 }
@@ -292,6 +312,7 @@ int run_training(Prepared *prepared, Launch *launch) {
     gather_memory(&run);
     resume_run(&run.trainer, prepared->train);
     count_steps_left(&run);
+    print_data(&run);
     int status = run.trainer.step < c->total_steps ? train(&run) : finished(&run);
     launch_finish(launch);
     trainer_destroy(&run.trainer);

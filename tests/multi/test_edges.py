@@ -43,6 +43,21 @@ def test_generate_with_a_context_of_one_token(corpus, tmp_path):
     assert done.out.startswith("several")
 
 
+def test_new_corpus_does_not_take_the_place_of_one_with_its_file_name(corpus, tmp_path):
+    """en/text goes on where it was, the new de/text begins at its first sample, and a folder that moved is known."""
+    for folder in ("en", "de", "moved"):
+        copy_corpus(corpus, tmp_path / folder / "text")
+    run(["train", write(tmp_path, "run", "en/text:1")], tmp_path, check=0)
+    allow = {"checkpoint.allow": "data.train"}
+    more = run(["train", write(tmp_path, "run", "en/text:1, de/text:1", **{**allow, "train.steps": 8})], tmp_path,
+               check=0)
+    assert manifest(tmp_path, 8)["corpus_counters"] == [4 * 8 + 16, 16]
+    table = {line.split()[-3]: line.split()[-5] for line in more.err.splitlines() if "(megatron" in line}
+    assert table == {"en/text": "48", "de/text": "16"}, "what is used, counted from before the stop"
+    run(["train", write(tmp_path, "run", "moved/text:1", **{**allow, "train.steps": 9})], tmp_path, check=0)
+    assert manifest(tmp_path, 9)["corpus_counters"] == [8], "en/text or de/text: it cannot be told"
+
+
 def test_second_run_in_one_directory_is_refused(corpus, tmp_path):
     """It would cut back the first one's metrics and remove its checkpoints."""
     steps = {"train.steps": 100000, "checkpoint.every": 50, "optimizer.decay": "constant"}
@@ -57,3 +72,23 @@ def test_second_run_in_one_directory_is_refused(corpus, tmp_path):
     assert sorted(rows) == list(range(1, max(rows) + 1))
     assert (tmp_path / f"saved/step-{max(rows):08d}/manifest.json").exists()
     run(["train", write(tmp_path, "run", corpus, **{**steps, "train.steps": max(rows) + 1})], tmp_path, check=0)
+
+
+def test_evaluation_reads_no_window_twice_for_a_corpus_without_weight(corpus, tmp_path):
+    config = write(tmp_path, "run", corpus)
+    run(["train", config], tmp_path, check=0)
+    copy_corpus(corpus, tmp_path / "other/text")
+    alone = run(["eval", config, "--data", corpus], tmp_path, check=0)
+    beside = run(["eval", config, "--data", f"{corpus}:1, other/text:0"], tmp_path, check=0)
+    assert alone.out == beside.out
+    weighted = run(["eval", config, "--data", f"{corpus}:1, other/text:9"], tmp_path, check=0)
+    assert "other/text is read 1.8 times" in weighted.err
+
+
+@pytest.mark.parametrize("other", ["text.bin", "./text", "link"])
+def test_one_file_under_two_names_is_found(corpus, other, tmp_path):
+    copy_corpus(corpus, tmp_path / "text")
+    for end in (".bin", ".idx"):
+        os.symlink(f"text{end}", tmp_path / f"link{end}")
+    done = run(["train", write(tmp_path, "run", f"text, {other}")], tmp_path, check=CONFIG)
+    assert "are the same file" in done.err
