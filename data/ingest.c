@@ -196,6 +196,12 @@ static int tokenize_with(const TokenizeOptions *options, const Tokenizer *tokeni
         reader_close(reader);
         return -1;
     }
+    for (int i = 0; i < options->n_inputs; i++) {
+        if (token_writer_check_input(writer, options->inputs[i], err) == 0) continue;
+        token_writer_close(writer);
+        reader_close(reader);
+        return -1;
+    }
     Ring ring;
     ring_init(&ring, tokenizer, token_writer_width(writer), threads);
     Progress progress = {

@@ -66,6 +66,18 @@ static FILE *open_lengths(const char *path, Error *err) {
     return file;
 }
 
+int token_writer_check_input(const TokenWriter *writer, const char *input, Error *err) {
+    const char *const outputs[] = {writer->bin_path, writer->idx_path};
+    struct stat in, out;
+    if (stat(input, &in) != 0) return 0; /* opening it says more */
+    for (int i = 0; i < 2; i++) {
+        if (stat(outputs[i], &out) != 0 || out.st_dev != in.st_dev || out.st_ino != in.st_ino) continue;
+        return error_set(err, EXIT_CONFIG, "%s is both an input and what is written (%s): choose another --out", input,
+                         outputs[i]);
+    }
+    return 0;
+}
+
 TokenWriter *token_writer_open(const char *prefix, int64_t vocab, Error *err) {
     TokenWriter *writer = xcalloc(1, sizeof *writer);
     writer->bin_fd = -1;

@@ -12,6 +12,8 @@ typedef struct TokenWriter TokenWriter;
 /* prefix: with or without .bin or .idx; its directory is made. Tokens are uint16 where vocab allows, else
  * int32. NULL with err (EXIT_DATA). */
 TokenWriter *token_writer_open(const char *prefix, int64_t vocab, Error *err);
+/* -1 with err where the input is one of the files that the commit replaces. */
+int token_writer_check_input(const TokenWriter *writer, const char *input, Error *err);
 /* Bytes of one token, 2 or 4, in which token_writer_tokens takes them. */
 int token_writer_width(const TokenWriter *writer);
 int token_writer_tokens(TokenWriter *writer, const void *tokens, int64_t count, Error *err);

@@ -74,6 +74,15 @@ def test_second_run_in_one_directory_is_refused(corpus, tmp_path):
     run(["train", write(tmp_path, "run", corpus, **{**steps, "train.steps": max(rows) + 1})], tmp_path, check=0)
 
 
+def test_tokenize_does_not_write_over_its_input(tmp_path):
+    text = tmp_path / "text.bin"
+    text.write_text("words that exist once\n")
+    done = run(["tokenize", "--tokenizer", "bytes", "--out", "text", "text.bin"], tmp_path, check=CONFIG)
+    assert "both an input and what is written" in done.err
+    assert text.read_text() == "words that exist once\n"
+    assert [p.name for p in tmp_path.iterdir()] == ["text.bin"]
+
+
 def test_evaluation_reads_no_window_twice_for_a_corpus_without_weight(corpus, tmp_path):
     config = write(tmp_path, "run", corpus)
     run(["train", config], tmp_path, check=0)
