@@ -1,5 +1,7 @@
 /* main.c - picks the subcommand. `trident CONFIG` alone trains. */
 #include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -73,7 +75,16 @@ static int run_command(int argc, char **argv) {
     return unknown_command(argv[1]);
 }
 
+/* A file opened in the place of a closed standard output would be taken for it. What is put there refuses writes. */
+static void fill_standard_descriptors(void) {
+    for (int fd = 0; fd <= STDERR_FILENO; fd++) {
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDONLY) != fd) _exit(EXIT_LAUNCH);
+    }
+}
+
 int main(int argc, char **argv) {
+    fill_standard_descriptors();
+    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is an error of write(2), with the file's name */
     const int status = run_command(argc, argv);
     /* What was asked for is not there where it could not be printed (a full disk, say). */
     if (fflush(stdout) == 0 && !ferror(stdout)) return status;

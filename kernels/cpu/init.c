@@ -2,10 +2,12 @@
  * In: kernels_init once per process.  Out: answers for the operations.
  * Invariants: with one thread no other is made; which thread runs a chunk never shows in the result.
  * The values below are properties of the process, as the CPU itself is. */
+#include <errno.h>
 #include <gnu/libc-version.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #include "base/log.h"
@@ -23,6 +25,10 @@ extern char *openblas_get_config(void) __attribute__((weak));
 /* OpenBLAS's pool of work buffers: what is freed is kept for the next call. */
 extern void *blas_memory_alloc(int unused) __attribute__((weak));
 extern void blas_memory_free(void *buffer) __attribute__((weak));
+
+/* What OpenBLAS maps for a buffer of its pool on x86-64, and the most that it maps anywhere; untouched pages cost
+ * nothing but address space. */
+enum { BLAS_BUFFER_BYTES = 129 << 20 };
 
 static struct {
     int threads;             /* 0: kernels_init was not called */
@@ -68,9 +74,23 @@ static void do_nothing(void *args, int64_t index) {
     (void)index;
 }
 
+/* OpenBLAS tries without end where the system gives it no buffer (ulimit -v): asked for here first. */
+static void require_blas_memory(int threads) {
+    const size_t bytes = (size_t)threads * BLAS_BUFFER_BYTES;
+    void *room = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED) {
+        die(EXIT_LAUNCH,
+            "the BLAS may want %zu MiB of address space for %d thread%s, and the system does not give it: %s (ulimit "
+            "-v). Raise the limit, or lower train.threads",
+            bytes >> 20, threads, threads == 1 ? "" : "s", strerror(errno));
+    }
+    munmap(room, bytes);
+}
+
 /* As many buffers as there are threads which may call the BLAS at once. */
 static void fill_blas_pool(int threads) {
     if (!blas_memory_alloc || !blas_memory_free) return;
+    require_blas_memory(threads);
     void **buffers = xcalloc((uint64_t)threads, sizeof *buffers);
     for (int i = 0; i < threads; i++) buffers[i] = blas_memory_alloc(0);
     for (int i = 0; i < threads; i++) blas_memory_free(buffers[i]);

@@ -101,3 +101,31 @@ def test_one_file_under_two_names_is_found(corpus, other, tmp_path):
         os.symlink(f"text{end}", tmp_path / f"link{end}")
     done = run(["train", write(tmp_path, "run", f"text, {other}")], tmp_path, check=CONFIG)
     assert "are the same file" in done.err
+
+
+def limited(limit, bytes_):
+    return lambda: resource.setrlimit(limit, (bytes_, bytes_))
+
+
+def test_limit_on_file_sizes_is_an_error_with_a_name(tmp_path):
+    (tmp_path / "text.txt").write_text("x" * 100000)
+    done = subprocess.run([TRIDENT, "tokenize", "--tokenizer", "bytes", "--out", "out", "text.txt"], cwd=tmp_path,
+                          capture_output=True, timeout=60, preexec_fn=limited(resource.RLIMIT_FSIZE, 20000))
+    assert done.returncode == DATA and b"out.bin.tmp: cannot write" in done.stderr
+
+
+def test_too_little_address_space_for_the_blas_is_said(corpus, tmp_path):
+    """OpenBLAS asks for its buffers without end."""
+    if {"asan", "tsan"} & set(pathlib.Path(TRIDENT).resolve().parts):
+        pytest.skip("sanitizers need address space without a limit")
+    config = write(tmp_path, "run", corpus, **{"train.precision": "fp64", "train.threads": 40})
+    done = subprocess.run([TRIDENT, "train", str(config)], cwd=tmp_path, capture_output=True, timeout=60,
+                          preexec_fn=limited(resource.RLIMIT_AS, 4 << 30))
+    assert done.returncode == LAUNCH and b"address space for 40 threads" in done.stderr
+
+
+def test_closed_standard_output_is_an_error(corpus, tmp_path):
+    run(["train", write(tmp_path, "run", corpus, **{"model.vocab": 257})], tmp_path, check=0)
+    done = subprocess.run(f"{TRIDENT} generate --checkpoint saved --tokenizer bytes --prompt a --tokens 3 >&-",
+                          shell=True, cwd=tmp_path, stderr=subprocess.PIPE, timeout=60)
+    assert done.returncode == DATA and b"cannot write to standard output" in done.stderr
