@@ -7,10 +7,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/log.h"
+
+static const double lock_wait_s = 5.0;
 
 int file_read_at(int fd, const char *path, void *to, size_t bytes, int64_t offset, Error *err, int status) {
     size_t done = 0;
@@ -162,4 +165,19 @@ int directory_make(const char *path, Error *err, int status) {
     }
     free(partial);
     return rc;
+}
+
+int directory_lock(const char *path, Error *err, int status) {
+    const double until_s = clock_s() + lock_wait_s;
+    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* stays open, and with it the lock */
+    while (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        if (clock_s() < until_s) {
+            sleep_s(0.05);
+            continue;
+        }
+        close(fd);
+        return error_set(err, status, "%s: another run is writing there; wait for its end, or choose another directory",
+                         path);
+    }
+    return 0;
 }

@@ -22,5 +22,8 @@ int file_sync(int fd);
 int directory_sync(const char *path, Error *err, int status);
 /* mkdir -p; an existing directory is fine, also one of which a network file system's client knows the name only. */
 int directory_make(const char *path, Error *err, int status);
+/* Takes the directory for this process until it ends, however it ends; waits some seconds for another that is on its
+ * way out. -1 with err where another process has taken it. Some network file systems have no locks: then 0. */
+int directory_lock(const char *path, Error *err, int status);
 
 #endif

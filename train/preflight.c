@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -165,15 +165,21 @@ static int directory_usable(const char *dir, Error *err) {
     return error_set(err, EXIT_CHECKPOINT, "checkpoint.dir = %s: cannot write there: %s", dir, strerror(errno));
 }
 
-/* Two runs in one directory would remove one another's files. The directory stays open, and with it the lock, until
- * this process ends, however it ends. Some network file systems have no locks; then that is the user's own care. */
-static int directory_lock(const char *dir, Error *err) {
-    const int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 0;
-    close(fd);
-    return error_set(err, EXIT_CHECKPOINT,
-                     "checkpoint.dir = %s: another run is writing there; wait for its end, or choose another directory",
-                     dir);
+static bool same_directory(const char *a, const char *b) {
+    struct stat of_a, of_b;
+    return stat(a, &of_a) == 0 && stat(b, &of_b) == 0 && of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino;
+}
+
+/* Two runs in one directory would remove one another's checkpoints and rows. */
+static int lock_directories(const Config *c, Error *err) {
+    if (directory_lock(c->checkpoint_dir, err, EXIT_CHECKPOINT) != 0) {
+        return error_set(err, err->status, "checkpoint.dir = %s", err->message);
+    }
+    if (directory_make(c->log_dir, err, EXIT_CONFIG) != 0 ||
+        (!same_directory(c->log_dir, c->checkpoint_dir) && directory_lock(c->log_dir, err, EXIT_CONFIG) != 0)) {
+        return error_set(err, err->status, "log.dir = %s", err->message);
+    }
+    return 0;
 }
 
 /* Another host of a shared file system may see a new file a little later. */
@@ -222,7 +228,7 @@ int preflight_disk(const Trainer *t, Error *err) {
     int rc = 0;
     if (t->grid.rank == 0) {
         rc = directory_usable(t->config->checkpoint_dir, err);
-        if (rc == 0) rc = directory_lock(t->config->checkpoint_dir, err);
+        if (rc == 0) rc = lock_directories(t->config, err);
         if (rc == 0) warn_of_little_room(t);
     }
     if (comm_agree(t->groups.world, rc, err) != 0) return -1;

@@ -284,6 +284,7 @@ static int finished(Run *run) {
     log_info(LOG_TRAIN, "the run is finished: step %" PRId64 " of %" PRId64 "; raise train.%s to go on",
              run->trainer.step, c->total_steps, c->tokens ? "tokens" : "steps");
     if (strcmp(c->resume, "auto") != 0) {
+        look_ahead(run);
         save(run);
         log_info(LOG_CKPT, "saved in this layout in %s", c->checkpoint_dir);
     }

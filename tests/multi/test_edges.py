@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from test_resume import wait_for_step
-from trident import BASE, TRIDENT, layout, make_corpus, metrics, run, write_config
+from trident import BASE, TRIDENT, layout, make_corpus, metrics, overrides, run, write_config
 
 CONFIG, DATA, LAUNCH, CHECKPOINT, STOPPED = 2, 3, 4, 7, 75
 
@@ -58,14 +58,17 @@ def test_new_corpus_does_not_take_the_place_of_one_with_its_file_name(corpus, tm
     assert manifest(tmp_path, 9)["corpus_counters"] == [8], "en/text or de/text: it cannot be told"
 
 
-def test_second_run_in_one_directory_is_refused(corpus, tmp_path):
+@pytest.mark.parametrize("own", ["nothing", "checkpoint.dir", "log.dir"])
+def test_second_run_in_one_directory_is_refused(own, corpus, tmp_path):
     """It would cut back the first one's metrics and remove its checkpoints."""
     steps = {"train.steps": 100000, "checkpoint.every": 50, "optimizer.decay": "constant"}
     config = write(tmp_path, "run", corpus, **steps)
     first = subprocess.Popen([TRIDENT, "train", str(config)], cwd=tmp_path, stderr=subprocess.DEVNULL)
     wait_for_step(tmp_path / "log", 60)
-    second = run(["train", config], tmp_path, check=CHECKPOINT)
-    assert "another run is writing there" in second.err
+    settings = {} if own == "nothing" else {own: "other"}
+    status, taken = (CONFIG, "log.dir = ") if own == "checkpoint.dir" else (CHECKPOINT, "checkpoint.dir = ")
+    second = run(["train", config, *overrides(settings)], tmp_path, check=status)
+    assert taken in second.err and "another run is writing there" in second.err
     first.send_signal(signal.SIGTERM)
     assert first.wait(timeout=60) == STOPPED
     rows = metrics(tmp_path / "log")
