@@ -215,6 +215,10 @@ static int tokenize_with(const TokenizeOptions *options, const Tokenizer *tokeni
         rc = error_set(err, EXIT_DATA, "%s: %d inputs hold no text at all; nothing is written", options->inputs[0],
                        options->n_inputs);
     }
+    if (rc == 0 && options->document_line && reader_separators(reader) == 0) {
+        log_warn(LOG_DATA, "--document-line %s: no line is exactly that; each input of plain text became one document",
+                 options->document_line);
+    }
     if (rc == 0) rc = token_writer_commit(writer, err);
     if (rc == 0) progress_summary(&progress, writer);
     ring_free(&ring);

@@ -59,6 +59,8 @@ typedef struct Reader Reader;
 Reader *reader_open(char *const *paths, int n_paths, const char *document_line, const Tokenizer *tokenizer, Error *err);
 /* Bytes of all inputs; -1 where one is not a regular file. */
 int64_t reader_total_bytes(const Reader *reader);
+/* Lines equal to document_line so far. */
+int64_t reader_separators(const Reader *reader);
 /* Fills a cleared job. 1, or 0 at the end, or -1 with err. */
 int reader_next(Reader *reader, Job *job, Error *err);
 void reader_close(Reader *reader);

@@ -34,6 +34,7 @@ struct Reader {
     size_t filled, room;
     int64_t offset, line; /* of the buffer's first byte in the input */
     bool at_line_start, document_begun, warned;
+    int64_t separators; /* document lines seen in all inputs */
 };
 
 static bool is_jsonl(const char *path) {
@@ -80,6 +81,8 @@ Reader *reader_open(char *const *paths, int n_paths, const char *document_line, 
     }
     return reader;
 }
+
+int64_t reader_separators(const Reader *reader) { return reader->separators; }
 
 int64_t reader_total_bytes(const Reader *reader) { return reader->total_bytes; }
 
@@ -160,6 +163,7 @@ static size_t give_separated(Reader *reader, Job *job, size_t *limit) {
     }
     while (at < reader->filled && (behind = next_line(reader, at, &bytes)) != 0) {
         if (bytes == separator && memcmp(reader->buffer + at, reader->document_line, separator) == 0) {
+            reader->separators++;
             /* Separators in a row, or first in the file, do not make empty documents. */
             if (at > taken || reader->document_begun) {
                 give_text(reader, job, reader->buffer + taken, at - taken, true);
@@ -237,6 +241,32 @@ static int read_lines(Reader *reader, Job *job, Error *err) {
     }
 }
 
+/* Compressed text would make tokens without an error, and a model of noise. */
+static int check_format(Reader *reader, Error *err) {
+    enum { FIRST_BYTES = 8 };
+    static const struct {
+        const char *name, *first_bytes, *command;
+    } formats[] = {{"gzip", "\x1f\x8b", "zcat"},
+                   {"zstd", "\x28\xb5\x2f\xfd", "zstdcat"},
+                   {"xz", "\xfd\x37\x7a\x58\x5a", "xzcat"},
+                   {"bzip2", "BZh", "bzcat"},
+                   {"zip", "PK\x03\x04", "unzip -p"},
+                   {"Parquet", "PAR1", "a converter to JSONL"}};
+    if (fill(reader, FIRST_BYTES, err) != 0) return -1;
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
+        const size_t bytes = strlen(formats[i].first_bytes);
+        if (reader->filled < bytes || memcmp(reader->buffer, formats[i].first_bytes, bytes) != 0) continue;
+        return error_set(err, EXIT_DATA, "%s: is a %s file, not text; give its text, from %s", reader->path,
+                         formats[i].name, formats[i].command);
+    }
+    const size_t length = strlen(reader->path);
+    if (length > 5 && strcmp(reader->path + length - 5, ".json") == 0) {
+        log_warn(LOG_DATA, "%s: is read as plain text; one JSON object a line is expected under a name in .jsonl",
+                 reader->path);
+    }
+    return 0;
+}
+
 int reader_next(Reader *reader, Job *job, Error *err) {
     if (reader->fd < 0) {
         if (reader->next_path == reader->n_paths) return 0;
@@ -250,6 +280,7 @@ int reader_next(Reader *reader, Job *job, Error *err) {
         reader->offset = 0;
         reader->line = 1;
         reader->at_line_start = true;
+        if (check_format(reader, err) != 0) return -1;
     }
     job->path = reader->path;
     job->jsonl = reader->jsonl;

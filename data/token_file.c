@@ -124,10 +124,11 @@ TokenFile *token_file_open(const char *path, Error *err) {
     } else if (exists(bin_path)) {
         file = llmc_open(&bin_path, 1, err);
     } else {
+        char here[512];
+        const bool relative = path[0] != '/' && getcwd(here, sizeof here);
         error_set(err, EXIT_DATA,
-                  "%s: there is no such token file (looked for %s with %s, and for an llm.c shard of "
-                  "that name)",
-                  path, bin_path, idx_path);
+                  "%s: there is no such token file (looked%s%s for %s with %s, and for an llm.c shard of that name)",
+                  path, relative ? " from " : "", relative ? here : "", bin_path, idx_path);
     }
     free(without_idx);
     free(prefix);

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -78,6 +79,28 @@ int token_writer_check_input(const TokenWriter *writer, const char *input, Error
     return 0;
 }
 
+/* What a signal that ends the process takes away. */
+static const char *volatile temporaries[2];
+
+static void remove_temporaries(int signal_number) {
+    for (int i = 0; i < 2; i++) {
+        if (temporaries[i]) unlink(temporaries[i]);
+    }
+    signal(signal_number, SIG_DFL);
+    raise(signal_number);
+}
+
+static void guard_temporaries(const char *bin, const char *idx) {
+    static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
+    temporaries[0] = bin;
+    temporaries[1] = idx;
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        struct sigaction action = {.sa_handler = bin ? remove_temporaries : SIG_DFL}, before;
+        sigaction(ends[i], NULL, &before);
+        if (before.sa_handler != SIG_IGN) sigaction(ends[i], &action, NULL);
+    }
+}
+
 TokenWriter *token_writer_open(const char *prefix, int64_t vocab, Error *err) {
     TokenWriter *writer = xcalloc(1, sizeof *writer);
     writer->bin_fd = -1;
@@ -96,6 +119,7 @@ TokenWriter *token_writer_open(const char *prefix, int64_t vocab, Error *err) {
     if (directory_make(writer->directory, err, EXIT_DATA) == 0 &&
         (writer->bin_fd = open_locked(writer->bin_temporary, err)) >= 0 &&
         (writer->lengths = open_lengths(writer->idx_temporary, err)) != NULL) {
+        guard_temporaries(writer->bin_temporary, writer->idx_temporary);
         return writer;
     }
     token_writer_close(writer);
@@ -221,6 +245,7 @@ int token_writer_commit(TokenWriter *writer, Error *err) {
 
 void token_writer_close(TokenWriter *writer) {
     if (!writer) return;
+    guard_temporaries(NULL, NULL);
     if (writer->bin_fd >= 0 && !writer->committed) {
         unlink(writer->bin_temporary);
         unlink(writer->idx_temporary);

@@ -10,7 +10,7 @@
 typedef struct TokenWriter TokenWriter;
 
 /* prefix: with or without .bin or .idx; its directory is made. Tokens are uint16 where vocab allows, else
- * int32. NULL with err (EXIT_DATA). */
+ * int32. A signal that ends the process takes the unfinished files away. One at a time. NULL with err (EXIT_DATA). */
 TokenWriter *token_writer_open(const char *prefix, int64_t vocab, Error *err);
 /* -1 with err where the input is one of the files that the commit replaces. */
 int token_writer_check_input(const TokenWriter *writer, const char *input, Error *err);

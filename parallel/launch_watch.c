@@ -281,8 +281,11 @@ static void name_the_late(Watch *watch) {
                  "rank %d on host %s does not answer (stopped?); it was in %s (step %lld), heard %.1f s ago", late.rank,
                  host_of(watch, late.rank), late.phase, (long long)late.step, now - late.heard_s);
     } else {
-        snprintf(text, sizeof text, "rank %d on host %s is late: in %s (step %lld) for %.1f s", late.rank,
-                 host_of(watch, late.rank), late.phase, (long long)late.step, now - late.phase_since_s);
+        const double age_s = now - late.phase_since_s, limit_s = 1e-6 * (double)atomic_load(&own_limit_us);
+        const char *how = age_s < limit_s / 2 ? "furthest behind, though at work (is train.timeout too short?)"
+                                              : "late";
+        snprintf(text, sizeof text, "rank %d on host %s is %s: in %s (step %lld) for %.1f s", late.rank,
+                 host_of(watch, late.rank), how, late.phase, (long long)late.step, age_s);
     }
     size_t used = strlen(text);
     if (silent > 1) used += (size_t)snprintf(text + used, sizeof text - used, "; %d more do not answer", silent - 1);

@@ -298,6 +298,9 @@ def main():
     except OSError as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 3
+    except KeyboardInterrupt:
+        print(f"\nstopped; run it again to go on: nothing half-made is left in {directory}", file=sys.stderr)
+        return 130
     return 0
 
 

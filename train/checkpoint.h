@@ -55,6 +55,8 @@ int checkpoint_save(const char *dir, const CheckpointState *state, const Checkpo
  * cannot be read. Incomplete or damaged ones are passed over with a warning each. Looks at manifests and sizes
  * (cheap); sums are verified when read. dir may be a step directory itself: then that one or an error. */
 char *checkpoint_find(const char *dir, Error *err);
+/* For a directory in which checkpoint_find found none: -1 with err, which says where there may be one. */
+int checkpoint_missing(const char *dir, Error *err);
 
 /* How many step directories with a manifest are below dir; 0 where it cannot be read. */
 int64_t checkpoint_count(const char *dir);

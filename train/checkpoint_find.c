@@ -66,6 +66,20 @@ char *checkpoint_find(const char *dir, Error *err) {
     return found;
 }
 
+int checkpoint_missing(const char *dir, Error *err) {
+    struct stat facts;
+    char *below = xasprintf("%s/checkpoints", dir);
+    if (stat(dir, &facts) != 0) {
+        error_set(err, EXIT_CHECKPOINT, "%s: there is no complete checkpoint: %s", dir, strerror(errno));
+    } else {
+        const bool has_below = stat(below, &facts) == 0;
+        error_set(err, EXIT_CHECKPOINT, "%s: there is no complete checkpoint%s%s", dir,
+                  has_below ? "; there may be one in " : "", has_below ? below : "");
+    }
+    free(below);
+    return -1;
+}
+
 int64_t checkpoint_count(const char *dir) {
     Error err;
     int64_t *steps, count = 0;
@@ -177,7 +191,7 @@ int checkpoint_inspect(const char *path, bool verify, FILE *out, Error *err) {
     if (!is_step_directory(path) && print_directory(path, out, err) != 0) return -1;
     char *step_dir = checkpoint_find(path, err);
     if (!step_dir) {
-        return err->status ? -1 : error_set(err, EXIT_CHECKPOINT, "%s: there is no complete checkpoint", path);
+        return err->status ? -1 : checkpoint_missing(path, err);
     }
     Manifest manifest;
     int rc = manifest_read(step_dir, &manifest, err);

@@ -79,7 +79,7 @@ const Setting settings[] = {
     NUMBER("train", "eval_every", TYPE_INT64, eval_every, "0", 0, SETTING_MAX_NONE, "steps", RESUME_FREE,
            "validation loss every so many steps and at the end; 0: never"),
     NUMBER("train", "eval_batches", TYPE_INT64, eval_batches, "8", 1, 1 << 30, "global batches", RESUME_FREE,
-           "how much validation data each time, at most all of it once"),
+           "how much validation data each time, at most as much as there is"),
     NUMBER("train", "timeout", TYPE_DURATION, timeout_s, "10m", 1, 1e7, "time", RESUME_FREE,
            "a wait for other ranks, or a step, that takes longer ends the run and names who is late"),
 

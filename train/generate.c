@@ -192,8 +192,8 @@ static void load_config(Config *config, const CheckpointState *state, const char
 static void load_model(Generator *g, Config *config, const char *dir) {
     Error err = {0};
     char *step_dir = checkpoint_find(dir, &err);
-    if (!step_dir && err.status) die_error(&err);
-    if (!step_dir) die(EXIT_CHECKPOINT, "%s: there is no complete checkpoint", dir);
+    if (!step_dir && !err.status) checkpoint_missing(dir, &err);
+    if (!step_dir) die_error(&err);
     CheckpointState state;
     if (checkpoint_read_state(step_dir, &state, &err) != 0) die_error(&err);
     char *threads = xasprintf("train.threads=%d", cores_allowed());

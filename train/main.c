@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/check.h"
@@ -27,6 +28,7 @@ static const struct {
      "selftest CONFIG                              proof that the layout computes the same"},
     {"help", command_help, "help [section | section.key | COMMAND]       every setting, with unit, default and bounds"},
 };
+enum { LIBRARIES_S = 10 }; /* more than libraries take to begin */
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
 static int usage(FILE *out, int status) {
@@ -82,7 +84,30 @@ static void fill_standard_descriptors(void) {
     }
 }
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+/* OpenBLAS takes address space when it is loaded, and tries again without end where a limit refuses it. */
+static void say_what_hangs(int signal_number) {
+    static const char text[] =
+        "error: the BLAS library cannot start within this limit of address space (ulimit -v): it "
+        "needs about 150 MB a core. Raise the limit, or bound memory with a control group\n";
+    (void)signal_number;
+    if (write(STDERR_FILENO, text, sizeof text - 1) < 0) _exit(EXIT_INTERNAL);
+    _exit(EXIT_LAUNCH);
+}
+
+static void before_libraries(void) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+    signal(SIGALRM, say_what_hangs);
+    alarm(LIBRARIES_S);
+}
+
+/* Called before the libraries' own beginnings. */
+__attribute__((section(".preinit_array"), used)) static void (*const first)(void) = before_libraries;
+#endif
+
 int main(int argc, char **argv) {
+    alarm(0); /* all libraries have begun */
     fill_standard_descriptors();
     signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is an error of write(2), with the file's name */
     const int status = run_command(argc, argv);

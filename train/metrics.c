@@ -170,11 +170,9 @@ static void show(Metrics *m, const StepMetrics *r) {
     }
     format_duration(left, (double)(r->total_steps - r->step) * m->smoothed_ms * 1e-3);
     if (!isnan(r->mfu)) snprintf(mfu, sizeof mfu, " mfu %.1f%%", 100.0 * r->mfu);
-    int n = snprintf(line, sizeof line,
-                     "step %" PRId64 "/%" PRId64 " loss %.4f norm %.3g lr %.3g %.0f tok/s%s mem %.1f MB "
-                     "left %s",
-                     r->step, r->total_steps, r->loss, r->grad_norm, r->lr, r->tokens_per_s, mfu,
-                     (double)r->mem_bytes * 1e-6, left);
+    int n = snprintf(
+        line, sizeof line, "step %" PRId64 "/%" PRId64 " loss %.4f norm %.3g lr %.3g %.0f tok/s left %s%s mem %.1f MB",
+        r->step, r->total_steps, r->loss, r->grad_norm, r->lr, r->tokens_per_s, left, mfu, (double)r->mem_bytes * 1e-6);
     if (!isnan(r->valid_loss)) snprintf(line + n, sizeof line - (size_t)n, " valid %.4f", r->valid_loss);
     clear_line(m);
     if (!m->tty || !isnan(r->valid_loss) || ends) {

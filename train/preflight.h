@@ -14,9 +14,10 @@ int preflight_memory(const Trainer *trainer, Error *err);
  * all ranks; key, spec: the setting and its value. */
 int preflight_data(const Trainer *trainer, const DataSource *source, const char *key, const char *spec, Error *err);
 
-/* Makes checkpoint.dir, which must be writable and the same directory on all hosts (-1 with err,
- * EXIT_CHECKPOINT), and log.dir (EXIT_CONFIG); takes both for this run alone, until its first rank ends; warns where its file system has no room for the checkpoints that will be there at once. On
- * all ranks, which all get the outcome, when the trainer's step is known. */
+/* Makes checkpoint.dir, which must be writable and the same directory on all hosts (-1 with err, EXIT_CHECKPOINT), and
+ * log.dir (EXIT_CONFIG), and takes both for this run until its first rank ends. Warns where the file system has no room
+ * for the checkpoints that will be there at once. On all ranks, which all get the outcome, when the trainer's step is
+ * known. */
 int preflight_disk(const Trainer *trainer, Error *err);
 
 /* Bytes that processes of this host can still get: free memory and swap, or what the control group leaves of

@@ -32,7 +32,10 @@ char *resume_find(const Trainer *t, const char *dir, const char *named) {
         Error err = {0};
         found = checkpoint_find(dir, &err);
         if (!found && err.status) die_error(&err);
-        if (!found && named) die(EXIT_CHECKPOINT, "%s%s: there is no complete checkpoint", named, dir);
+        if (!found && named) {
+            checkpoint_missing(dir, &err);
+            die(EXIT_CHECKPOINT, "%s%s", named, err.message);
+        }
     }
     return from_first_rank(t->groups.world, found);
 }

@@ -23,17 +23,27 @@
 
 static volatile sig_atomic_t stop_signal;
 
+static bool tells_user; /* rank 0 */
+
 static void on_signal(int signal_number) {
+    static const char told[] = "\nstopping after this step; Ctrl-C again ends the run at once, unsaved\n";
     /* A second Ctrl-C does not wait for the save. */
     if (stop_signal == SIGINT && signal_number == SIGINT) _exit(128 + SIGINT);
+    if (signal_number == SIGINT && tells_user && write(STDERR_FILENO, told, sizeof told - 1) < 0) {
+        /* the terminal is gone: nobody to tell */
+    }
     stop_signal = signal_number;
 }
 
-static void catch_signals(void) {
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGUSR1, &action, NULL);
-    sigaction(SIGINT, &action, NULL);
+static void catch_signals(int rank) {
+    static const int stops[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
+    tells_user = rank == 0;
+    for (size_t i = 0; i < sizeof stops / sizeof *stops; i++) {
+        struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, before;
+        sigaction(stops[i], &action, &before);
+        /* nohup: the run goes on when the terminal closes. */
+        if (stops[i] == SIGHUP && before.sa_handler == SIG_IGN) sigaction(SIGHUP, &before, NULL);
+    }
     signal(SIGPIPE, SIG_IGN);
 }
 
@@ -302,7 +312,7 @@ static int train(Run *run) {
 int run_training(Prepared *prepared, Launch *launch) {
     const Config *c = &prepared->config;
     Run run = {.prepared = prepared, .launch = launch};
-    catch_signals();
+    catch_signals(launch_rank(launch));
     const int threads = rank_threads(c, launch);
     kernels_init(threads);
     const CommOptions options = {.timeout_s = c->timeout_s};
