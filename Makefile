@@ -57,6 +57,9 @@ FLAGS_TEXT := $(CC) $(CFLAGS) $(LDFLAGS) $(LDLIBS)
 $(BUILD)/flags: FORCE
 	@command -v $(CC) >/dev/null && [ -n "$(BLAS_DIR)$(filter command line environment,$(origin BLAS_LIBS))" ] || \
 		{ echo "$(CC) or OpenBLAS (libopenblas-openmp-dev) is not installed: scripts/setup.sh installs what is missing" >&2; exit 1; }
+	@printf '%s\n' '#include <jansson.h>' '#include <xxhash.h>' '#define PCRE2_CODE_UNIT_WIDTH 8' '#include <pcre2.h>' | \
+		$(CC) $(CFLAGS) -E -x c - >/dev/null 2>&1 || \
+		{ echo "jansson.h, xxhash.h or pcre2.h is not there: scripts/setup.sh installs what is missing" >&2; exit 1; }
 	@mkdir -p $(@D)
 	@echo '$(FLAGS_TEXT)' | cmp -s - $@ || echo '$(FLAGS_TEXT)' >$@
 

@@ -115,10 +115,10 @@ static void progress_summary(const Progress *progress, const TokenWriter *writer
                  progress->repaired, progress->first_repaired);
     }
     log_info(LOG_DATA,
-             "%s.bin and .idx: %" PRId64 " tokens of %s, %" PRId64 " documents, from %" PRId64
+             "%s.bin and .idx: %" PRId64 " tokens of %s, %" PRId64 " document%s, from %" PRId64
              " bytes of text in %.1f s (%.1f MB/s)",
-             prefix, tokens, token_writer_width(writer) == 2 ? "uint16" : "int32", documents, progress->done_bytes,
-             elapsed_s, 1e-6 * (double)progress->done_bytes / elapsed_s);
+             prefix, tokens, token_writer_width(writer) == 2 ? "uint16" : "int32", documents, documents == 1 ? "" : "s",
+             progress->done_bytes, elapsed_s, 1e-6 * (double)progress->done_bytes / elapsed_s);
 }
 
 /* ---- */
@@ -212,8 +212,8 @@ static int tokenize_with(const TokenizeOptions *options, const Tokenizer *tokeni
     progress_show(&progress, writer, true);
     int64_t documents;
     if (rc == 0 && token_writer_total(writer, &documents) == 0) {
-        rc = error_set(err, EXIT_DATA, "%s: %d inputs hold no text at all; nothing is written", options->inputs[0],
-                       options->n_inputs);
+        rc = error_set(err, EXIT_DATA, "%s: %d input%s without any text; nothing is written", options->inputs[0],
+                       options->n_inputs, options->n_inputs == 1 ? "" : "s");
     }
     if (rc == 0 && options->document_line && reader_separators(reader) == 0) {
         log_warn(LOG_DATA, "--document-line %s: no line is exactly that; each input of plain text became one document",

@@ -24,10 +24,11 @@ fi
 
 /usr/bin/python3 scripts/plot_loss.py "$run/log/metrics.jsonl"
 echo
-echo "A passage by the model (each run of the command with another --seed gives another one):"
+echo "A passage by the model; another --seed gives another one:"
+words="--checkpoint $run/checkpoints --tokens 400 --temperature 0.8 --seed 1"
+echo "./trident generate $words --prompt \"And it came to pass\""
 echo
-./trident generate --checkpoint "$run/checkpoints" --prompt "And it came to pass" --tokens 400 \
-    --temperature 0.8 --seed 1
+./trident generate $words --prompt "And it came to pass"
 cat <<END
 
 checkpoints  $run/checkpoints; what is in them: ./trident inspect $run/checkpoints

@@ -33,7 +33,10 @@ static const char *single_word(const CommandLine *line, const char *what) {
     char **words;
     int n = command_words(line, &words);
     if (n == 0) usage_error(line, "%s is missing", what);
-    if (n > 1) usage_error(line, "%d words (%s, %s, ...) where one is expected: %s", n, words[0], words[1], what);
+    if (n > 1) {
+        usage_error(line, "%d words (%s, %s%s) where one is expected: %s", n, words[0], words[1], n > 2 ? ", ..." : "",
+                    what);
+    }
     const char *word = words[0];
     free(words);
     return word;
@@ -185,6 +188,19 @@ static void name_token_file(const char *directory, Error *err) {
     free(pattern);
 }
 
+/* A file that is no token file: says what it belongs to, where that is a checkpoint. */
+static void name_checkpoint(const char *file, Error *err) {
+    char *directory = xstrdup(file), *slash = strrchr(directory, '/');
+    if (slash) *slash = 0;
+    char *manifest = xasprintf("%s/manifest.json", slash ? directory : ".");
+    if (access(manifest, R_OK) == 0) {
+        error_set(err, err->status, "%s is a file of a checkpoint, which is looked at as a whole: trident inspect %s",
+                  file, slash ? directory : ".");
+    }
+    free(manifest);
+    free(directory);
+}
+
 int command_inspect(int argc, char **argv) {
     const CommandLine line = COMMAND_LINE("trident inspect PATH [--verify]", inspect_options);
     const char *path = single_word(&line, "a checkpoint directory or a token file");
@@ -197,6 +213,7 @@ int command_inspect(int argc, char **argv) {
         if (rc != 0) name_token_file(path, &err);
     } else {
         rc = inspect_tokens(path, verify, &err);
+        if (rc != 0) name_checkpoint(path, &err);
     }
     if (rc == 0) return EXIT_DONE;
     fprintf(stderr, "error: %s\n", err.message);

@@ -193,6 +193,9 @@ static void check_allow(const Config *c, Complaints *out) {
     for (char *word = strtok_r(copy, ", \t\n", &rest); word; word = strtok_r(NULL, ", \t\n", &rest)) {
         const char *near = nearest_name(word, (const char *const *)names, n_settings);
         if (near && strcmp(near, word) == 0) continue;
+        for (int i = 0; i < n_settings; i++) {
+            if (strcmp(settings[i].key, word) == 0) near = names[i]; /* without its section */
+        }
         complain_about(out, "checkpoint.allow", "allow: there is no setting %s%s%s%s", ini_excerpt(word, excerpt),
                        near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
     }

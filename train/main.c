@@ -69,6 +69,9 @@ static int run_command(int argc, char **argv) {
         printf("trident %s (cpu)\n", TRIDENT_VERSION);
         return EXIT_DONE;
     }
+    if (strncmp(argv[1], "--set", 5) == 0 || strcmp(argv[1], "--print-config") == 0) {
+        return command_train(argc - 1, argv + 1);
+    }
     if (strcmp(argv[1], "help") == 0) return help(argc - 2, argv + 2);
     for (int i = 0; i < N_COMMANDS; i++) {
         if (strcmp(argv[1], commands[i].name) == 0) return commands[i].run(argc - 2, argv + 2);

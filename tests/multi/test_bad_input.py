@@ -359,6 +359,8 @@ TEXTS = {
     "output is a directory": (CONFIG, ["--out bpe/", "name"],
                               ["tokenize", "--tokenizer", "bytes", "--out", "bpe/", "text.txt"]),
     "output without a name": (CONFIG, ["--out"], ["tokenize", "--tokenizer", "bytes", "--out", "", "text.txt"]),
+    "compressed text": (DATA, ["text.gz: is a gzip file", "zcat"], [*BYTES, "text.gz"],
+                        file_of("text.gz", b"\x1f\x8b\x08\x00\x00")),
     "empty text": (DATA, ["empty.txt"], [*BYTES, "empty.txt"], file_of("empty.txt", "")),
 }
 
@@ -422,6 +424,8 @@ CHECKPOINTS = {
     "generate from a flipped bit": (CHECKPOINT, ["shard-"], GENERATE, of_shard(flip)),
     "eval of nothing": (CHECKPOINT, ["none", "no complete checkpoint"], ["eval", "run.ini", "--checkpoint", "none"]),
     "eval of a flipped bit": (CHECKPOINT, ["shard-"], ["eval", "run.ini"], of_shard(flip)),
+    "inspect of a shard": (DATA, ["file of a checkpoint", f"trident inspect {SAVED}"],
+                           ["inspect", f"{SAVED}/manifest.json"]),
     "inspect of no checkpoint": (CHECKPOINT, ["bpe", "no complete checkpoint"], ["inspect", "bpe"]),
     "verify of a flipped bit": (CHECKPOINT, ["shard-"], ["inspect", SAVED, "--verify"], of_shard(flip)),
     "verify of swapped shards": (CHECKPOINT, ["shard-"], ["inspect", SAVED, "--verify"], swapped),

@@ -132,3 +132,69 @@ def test_closed_standard_output_is_an_error(corpus, tmp_path):
     done = subprocess.run(f"{TRIDENT} generate --checkpoint saved --tokenizer bytes --prompt a --tokens 3 >&-",
                           shell=True, cwd=tmp_path, stderr=subprocess.PIPE, timeout=60)
     assert done.returncode == DATA and b"cannot write to standard output" in done.stderr
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_closed_terminal_saves_and_nohup_goes_on(ignored, corpus, tmp_path):
+    """SIGHUP stops a run like SIGTERM; where the caller ignores it, the ranks do."""
+    config = write(tmp_path, "run", corpus, **{"train.steps": 100000, "optimizer.decay": "constant"}, **layout(2))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        run_ = subprocess.Popen([TRIDENT, "train", str(config)], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    wait_for_step(tmp_path / "log", 5)
+    run_.send_signal(signal.SIGHUP)
+    if ignored:
+        wait_for_step(tmp_path / "log", max(metrics(tmp_path / "log")) + 20)
+        run_.send_signal(signal.SIGTERM)
+    assert run_.wait(timeout=60) == STOPPED
+    last = max(metrics(tmp_path / "log"))
+    assert (tmp_path / f"saved/step-{last:08}/manifest.json").exists()
+
+
+def test_first_interrupt_is_acknowledged_once(corpus, tmp_path):
+    config = write(tmp_path, "run", corpus, **{"train.steps": 100000, "optimizer.decay": "constant"}, **layout(2))
+    with open(tmp_path / "err", "wb") as err:
+        run_ = subprocess.Popen([TRIDENT, "train", str(config)], cwd=tmp_path, stderr=err)
+    wait_for_step(tmp_path / "log", 5)
+    run_.send_signal(signal.SIGINT)
+    assert run_.wait(timeout=60) == STOPPED
+    assert (tmp_path / "err").read_text().count("stopping after this step; Ctrl-C again") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_tokenize_leaves_nothing(number, tmp_path):
+    with open(tmp_path / "endless", "wb") as file:
+        file.truncate(1 << 33)
+    words = [TRIDENT, "tokenize", "--tokenizer", "bytes", "--out", "out", "endless"]
+    tokenize = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    while not (tmp_path / "out.bin.tmp").exists() or not (tmp_path / "out.bin.tmp").stat().st_size:
+        assert tokenize.poll() is None
+    tokenize.send_signal(number)
+    assert tokenize.wait(timeout=20) == -number
+    assert sorted(os.listdir(tmp_path)) == ["endless"]
+
+
+def test_separator_that_never_comes_is_said(tmp_path):
+    (tmp_path / "text").write_text("a\n<doc>\nb\n")
+    words = ["tokenize", "--tokenizer", "bytes", "--out", "out", "--document-line"]
+    assert "1 document," in run([*words, "<dog>", "text"], tmp_path, check=0).err
+    assert "no line is exactly that" in run([*words, "<dog>", "text"], tmp_path, check=0).err
+    good = run([*words, "<doc>", "text"], tmp_path, check=0).err
+    assert "2 documents," in good and "no line" not in good
+
+
+def test_options_before_the_config(corpus, tmp_path):
+    config = write(tmp_path, "run", corpus)
+    run(["--set", "train.steps=2", config], tmp_path, check=0)
+    assert max(metrics(tmp_path / "log")) == 2
+
+
+def test_address_space_too_small_for_the_libraries(tmp_path):
+    """Says so in place of hanging without a word. Where libraries can do with it, there is nothing to see."""
+    def limit():
+        resource.setrlimit(resource.RLIMIT_AS, (250 << 20, 250 << 20))
+    done = subprocess.run([TRIDENT, "--version"], cwd=tmp_path, preexec_fn=limit, capture_output=True, timeout=60,
+                          check=False)
+    assert done.returncode == 0 or (done.returncode == LAUNCH and b"ulimit -v" in done.stderr), done
