@@ -11,12 +11,18 @@
  *
  * Waiting. Operations follow one another within microseconds, and waking a sleeping thread takes longer: who waits
  * looks for spin_s first, if there is a core for each thread, and then sleeps in the kernel. The limit matters: with
- * others on the cores, who waits for a thread that lost its core must make room for it. */
+ * others on the cores, who waits for a thread that lost its core must make room for it.
+ *
+ * Place. Linux likes to wake a thread on the core of its waker. Here the waker goes on to compute, or to look for
+ * work, and the woken one waits behind it, for up to tens of milliseconds beside idle cores. So sleeping workers are
+ * kept off the core that the caller is on, and a caller that sleeps stays on its own; who has woken may run anywhere
+ * again. */
 #include "kernels/cpu/threads.h"
 
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -26,7 +32,7 @@
 #include "base/cores.h"
 #include "base/log.h"
 
-static const double spin_s = 40e-6;
+static const double spin_s = 200e-6; /* more than threads of one product end apart */
 
 typedef struct {
     _Alignas(64) _Atomic uint64_t turn; /* generation << 32 | indexes that nobody took */
@@ -45,7 +51,9 @@ static struct {
     /* The caller's only. */
     _Alignas(64) atomic_bool in_use;
     uint32_t workers;
-    long cores; /* that this process may use; 0: not asked yet */
+    pthread_t *handles; /* (workers + 1); the caller's is not used */
+    cpu_set_t allowed;  /* cores that this process may use */
+    long cores;         /* how many; 0: not asked yet */
     void (*start)(void);
     _Atomic uint32_t ready; /* workers that have started; futex word of the caller */
 } pool;
@@ -117,11 +125,22 @@ static void work(uint32_t generation, uint32_t own) {
 
 /* ---- workers ---- */
 
+/* Before workers are woken, each of which lifts that again. */
+static void keep_workers_off_this_core(uint32_t threads) {
+    const int core = sched_getcpu();
+    if (core < 0 || pool.cores < (long)threads) return;
+    cpu_set_t others = pool.allowed;
+    CPU_CLR(core, &others);
+    if (CPU_COUNT(&others) == 0) return;
+    for (uint32_t w = 1; w < threads; w++) pthread_setaffinity_np(pool.handles[w], sizeof others, &others);
+}
+
 static void wait_for_job(uint32_t seen, uint32_t bit) {
     if (spin_while(&pool.generation, seen)) return;
     atomic_fetch_add(&pool.workers_asleep, 1);
     while (atomic_load(&pool.generation) == seen) futex_wait(&pool.generation, seen, bit);
     atomic_fetch_sub(&pool.workers_asleep, 1);
+    if (CPU_COUNT(&pool.allowed) > 0) sched_setaffinity(0, sizeof pool.allowed, &pool.allowed);
 }
 
 static void *worker_run(void *number) {
@@ -150,17 +169,19 @@ static void forget_workers(void) { /* in a fork's child: the parent's workers ar
 static void make_workers(uint32_t workers) {
     if (pool.cores == 0) {
         pool.cores = cores_allowed();
+        if (sched_getaffinity(0, sizeof pool.allowed, &pool.allowed) != 0) CPU_ZERO(&pool.allowed);
         pthread_atfork(NULL, NULL, forget_workers);
     }
     sigset_t all, before; /* signals are the main thread's */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
+    pool.handles = xrealloc(pool.handles, (workers + 1) * sizeof *pool.handles);
     while (pool.workers < workers) {
-        pthread_t thread;
         const uint32_t worker = pool.workers + 1;
-        const int status = pthread_create(&thread, NULL, worker_run, (void *)(uintptr_t)worker);
+        pthread_t *thread = &pool.handles[worker];
+        const int status = pthread_create(thread, NULL, worker_run, (void *)(uintptr_t)worker);
         if (status != 0) die(EXIT_LAUNCH, "cannot start thread %u of this rank: %s", worker + 1, strerror(status));
-        pthread_detach(thread);
+        pthread_detach(*thread);
         for (uint32_t seen; (seen = atomic_load(&pool.ready)) != worker;) {
             futex_wait(&pool.ready, seen, FUTEX_BITSET_MATCH_ANY);
         }
@@ -185,17 +206,30 @@ static void publish(uint32_t threads, uint32_t blocks, uint32_t count, ChunkFunc
     }
     atomic_store(&pool.generation, generation);
     if (atomic_load(&pool.workers_asleep) > 0) {
+        keep_workers_off_this_core(threads);
         uint32_t bits = 0;
         for (uint32_t w = 1; w < threads; w++) bits |= worker_bit(w);
         futex_wake(&pool.generation, bits);
     }
 }
 
+/* While the caller sleeps: the worker that wakes it goes on looking for work on its own core. */
+static bool stay_on_this_core(void) {
+    const int core = sched_getcpu();
+    if (core < 0 || !CPU_ISSET(core, &pool.allowed)) return false;
+    cpu_set_t here;
+    CPU_ZERO(&here);
+    CPU_SET(core, &here);
+    return sched_setaffinity(0, sizeof here, &here) == 0;
+}
+
 static void wait_for_end(void) {
     for (uint32_t left; (left = atomic_load_explicit(&pool.left, memory_order_acquire)) != 0;) {
         if (spin_while(&pool.left, left)) continue;
         atomic_store(&pool.caller_sleeps, 1);
+        const bool stays = stay_on_this_core();
         while ((left = atomic_load(&pool.left)) != 0) futex_wait(&pool.left, left, FUTEX_BITSET_MATCH_ANY);
+        if (stays) sched_setaffinity(0, sizeof pool.allowed, &pool.allowed);
         atomic_store(&pool.caller_sleeps, 0);
     }
 }

@@ -102,12 +102,13 @@ static double sorted_median(double *x, int count) {
     return x[count / 2];
 }
 
-/* Returns when this process has used no processor for a millisecond, or after 50 of them. */
+/* Returns when this process has used no processor for a while, at the latest after half a second. The system books the
+ * time of threads that run on other cores at its ticks, up to 10 ms apart: a shorter look sees nothing of them. */
 static void wait_for_idle_threads(void) {
-    for (int i = 0; i < 50; i++) {
+    for (int i = 0; i < 20; i++) {
         clock_t before = clock();
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-        if ((double)(clock() - before) / CLOCKS_PER_SEC < 0.2e-3) return;
+        nanosleep(&(struct timespec){.tv_nsec = 25000000}, NULL);
+        if ((double)(clock() - before) / CLOCKS_PER_SEC < 1e-3) return;
     }
 }
 
